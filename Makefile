@@ -1,0 +1,30 @@
+# Each target does its own set-up; a second run sets nothing up again. ARGS goes to the program: make test ARGS="-k map".
+.PHONY: demo test lint format clean setup-demo setup-test
+
+ARGS ?=
+export PYTHON
+
+demo: setup-demo
+	.venv/bin/python -m cuglue demo $(ARGS)
+
+test: lint
+	.venv/bin/python -m pytest $(ARGS)
+
+lint: setup-test
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+format: setup-test
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+setup-demo:
+	@sh scripts/setup.sh demo
+
+setup-test:
+	@sh scripts/setup.sh test
+
+clean:
+	rm -rf .venv .venv-interop .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist demo.png gpu_report
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

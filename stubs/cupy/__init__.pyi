@@ -1,0 +1,63 @@
+# The CuPy names that cuglue subclasses or annotates with; CuPy ships no types. Everything else is Any.
+from typing import Any
+
+from cupy import cuda as cuda
+
+class ndarray:
+    @property
+    def data(self) -> cuda.MemoryPointer: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def strides(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> Any: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def device(self) -> cuda.Device: ...
+    def __init__(
+        self,
+        shape: int | tuple[int, ...],
+        dtype: Any = ...,
+        memptr: cuda.MemoryPointer | None = ...,
+        strides: tuple[int, ...] | None = ...,
+        order: str = ...,
+    ) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
+    def __getitem__(self, key: Any) -> Any: ...
+    def __setitem__(self, key: Any, value: Any) -> None: ...
+
+class RawKernel:
+    def __init__(
+        self,
+        code: str,
+        name: str,
+        options: tuple[str, ...] = ...,
+        backend: str = ...,
+        translate_cucomplex: bool = ...,
+        *,
+        enable_cooperative_groups: bool = ...,
+    ) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def code(self) -> str: ...
+    @property
+    def options(self) -> tuple[str, ...]: ...
+    def compile(self, log_stream: Any = ...) -> None: ...
+    def __call__(
+        self,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        args: tuple[Any, ...],
+        *,
+        shared_mem: int = ...,
+        stream: cuda.Stream | None = ...,
+        enable_cooperative_groups: bool = ...,
+    ) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
+
+def __getattr__(name: str) -> Any: ...
