@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum, Flag, IntEnum
+from enum import Enum, IntEnum
 from typing import Any, NamedTuple, Protocol
 
 LEGACY_STREAM = 1
@@ -33,8 +33,11 @@ class CopyKind(Enum):
     D2D = "d2d"
 
 
-class Access(Flag):
-    """What an operation does with memory. READ | WRITE is READ_WRITE; the lattice of contracts B3."""
+class Access(IntEnum):
+    """What an operation does with memory; ``|`` merges two uses (contracts B3).
+
+    An int, because ``access & 2`` on every launch argument must cost nothing.
+    """
 
     READ = 1
     WRITE = 2
@@ -43,12 +46,15 @@ class Access(Flag):
     @property
     def reads(self) -> bool:
         """True if the operation reads."""
-        return bool(self & Access.READ)
+        return bool(int(self) & 1)
 
     @property
     def writes(self) -> bool:
         """True if the operation writes."""
-        return bool(self & Access.WRITE)
+        return bool(int(self) & 2)
+
+    def __or__(self, other: int) -> Access:
+        return Access(int(self) | int(other))
 
 
 class MemoryType(IntEnum):

@@ -1,0 +1,43 @@
+"""cuglue: GPU memory owned by somebody else, as arrays; one memory resource; one way to issue work.
+
+Importing this package loads NumPy at most. Names are resolved at first use (PEP 562), so that nothing of CUDA, OpenGL
+or an array library is touched before it is needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+#: Public name -> module that defines it.
+_WHERE = {
+    "use_driver": "driver.registry",
+    "current_driver": "driver.registry",
+    "is_cuda_available": "driver.registry",
+    "runtime_path": "driver.registry",
+    "as_stream": "core.stream",
+    "Stream": "core.stream",
+    "Event": "core.stream",
+    "Access": "driver.protocol",
+    "BlockState": "lifecycle",
+    "BlockId": "core.block",
+}
+_MODULES = ("errors", "testing")
+
+__all__ = sorted([*_WHERE, *_MODULES])
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"{__name__}.{name}")
+    else:
+        raise AttributeError(f"module 'cuglue' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,0 +1,1 @@
+"""The three ideas that carry everything: Stream, Block, RetireQueue; and the record per device that holds them."""

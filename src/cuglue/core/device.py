@@ -1,0 +1,72 @@
+"""What cuglue keeps beside a driver for each device: known streams, spare events, the retire queue.
+
+Owns the lookup from a driver and an ordinal to these three. Must not know what the streams are used for.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from ..driver.protocol import Driver
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from .retire import RetireQueue
+    from .stream import Stream
+
+_lock = threading.RLock()
+
+
+class DeviceState:
+    """The records of one device of one driver. Get it with :func:`device_state`."""
+
+    def __init__(self, driver: Driver, device: int) -> None:
+        from .retire import RetireQueue  # the queue looks back at this record
+
+        self.driver = driver
+        self.device = device
+        self.capabilities = driver.capabilities(device)
+        self.streams: dict[Any, weakref.ref[Stream]] = {}  # by handle; per-thread streams by (handle, thread)
+        self.retire: RetireQueue = RetireQueue(self)
+        self._spare: deque[int] = deque()  # events; appended by finalisers, so a deque and no lock
+
+    def take_event(self) -> int:
+        """An event nobody uses; creates one only if there is no spare."""
+        try:
+            return self._spare.popleft()
+        except IndexError:
+            return self.driver.event_create(self.device)
+
+    def give_event(self, event: int) -> None:
+        """Keep the event for the next taker. Safe in finalisers: only appends.
+
+        The event may be pending still: recording it again only replaces what later waits see.
+        """
+        self._spare.append(event)
+
+    def close_events(self) -> None:
+        """Destroy the spare events."""
+        while self._spare:
+            self.driver.event_destroy(self._spare.popleft())
+
+
+def device_state(driver: Driver, device: int) -> DeviceState:
+    """The one :class:`DeviceState` of ``driver`` and ``device``; made at first use, dies with the driver.
+
+    Raises:
+        UsageError: no such device.
+    """
+    states: dict[int, DeviceState] = vars(driver).setdefault("_cuglue_devices", {})
+    state = states.get(device)
+    if state is not None:
+        return state
+    with _lock:
+        if device not in states:
+            count = driver.device_count()
+            if isinstance(device, bool) or not isinstance(device, int) or not 0 <= device < count:
+                raise UsageError("device", got=repr(device), expected=f"an ordinal below {count} ({driver.name} driver)")
+            states[device] = DeviceState(driver, device)
+        return states[device]

@@ -1,0 +1,142 @@
+"""The retire queue: what must happen later, once the device is done with something.
+
+Owns: pending frees, host bytes of copies in flight, pins, surface objects and whatever else waits for uses to
+complete. Must not know what its actions do. Finalisers call :meth:`RetireQueue.forget`, which only appends: no lock,
+no driver call, no exception; the next call on our side drains it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from ..errors import SeveralErrors
+
+if TYPE_CHECKING:
+    from .device import DeviceState
+    from .stream import Stream
+
+Use = tuple["Stream", int]
+
+
+class Retired:
+    """One thing waiting: run ``action`` once every use is done, on ``thread`` if one is named."""
+
+    __slots__ = ("action", "nbytes", "thread", "uses")
+
+    def __init__(self, uses: tuple[Use, ...], action: Callable[[], None], nbytes: int, thread: int | None) -> None:
+        self.uses = uses
+        self.action = action
+        self.nbytes = nbytes
+        self.thread = thread
+
+    def ready(self) -> bool:
+        """Whether every use is done; never blocks."""
+        self.uses = tuple((s, q) for s, q in self.uses if not s.done(q))
+        return not self.uses
+
+
+class RetireQueue:
+    """What waits on one device. Reached as ``device_state(driver, device).retire``."""
+
+    def __init__(self, state: DeviceState) -> None:
+        self._state = state
+        self._inbox: deque[Retired | Callable[[], None]] = deque()
+        self._waiting: list[Retired] = []
+        self._draining = threading.RLock()
+        self._owner: int | None = None  # thread that drains now; a drain inside a drain does nothing
+
+    def push(
+        self,
+        uses: Iterable[Use],
+        action: Callable[[], None],
+        *,
+        nbytes: int = 0,
+        thread: int | None = None,
+    ) -> None:
+        """Run ``action`` after ``uses`` are done, at a later drain. Only appends; queues and blocks nothing.
+
+        Args:
+            uses: (stream, seq) pairs.
+            action: called once; if it raises, it stays queued and the error leaves the drain.
+            nbytes: bytes that it holds, for :attr:`bytes_waiting`.
+            thread: ident of the only thread that may run it.
+        """
+        self._inbox.append(Retired(tuple(uses), action, nbytes, thread))
+
+    def forget(self, action: Callable[[], None]) -> None:
+        """Run ``action`` at the next drain. The one call a finaliser may make."""
+        self._inbox.append(action)
+
+    def __len__(self) -> int:
+        return len(self._inbox) + len(self._waiting)
+
+    @property
+    def bytes_waiting(self) -> int:
+        """Bytes held by what waits."""
+        return sum(r.nbytes for r in (*self._inbox, *self._waiting) if isinstance(r, Retired))
+
+    def drain(self, *, block: bool = False) -> int:
+        """Run every action whose uses are done; the number run.
+
+        Args:
+            block: wait for all uses first (blocks the host), except those of capturing streams.
+
+        Every entry is tried; failing ones stay queued.
+
+        Raises:
+            SeveralErrors: two or more actions or waits failed; a single error is raised as it is.
+        """
+        if not self._inbox and not self._waiting:
+            return 0
+        me = threading.get_ident()
+        if self._owner == me or not self._draining.acquire(blocking=block):
+            return 0
+        self._owner = me
+        done = 0
+        errors: list[BaseException] = []
+        kept: list[Retired] = []
+        pending = deque(self._waiting)
+        self._waiting = []
+        try:
+            while pending or self._inbox:  # finalisers may append while actions run
+                self._take_inbox(pending)
+                item = pending.popleft()
+                try:
+                    if block:
+                        _wait(item)
+                    if (item.thread is not None and item.thread != me) or not item.ready():
+                        kept.append(item)
+                        continue
+                    item.action()
+                    done += 1
+                except Exception as error:
+                    errors.append(error)
+                    kept.append(item)
+                except BaseException:
+                    kept.append(item)  # interrupted: nothing that still waits may be lost
+                    raise
+        finally:
+            self._waiting = [*kept, *pending]
+            self._owner = None
+            self._draining.release()
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            raise SeveralErrors("draining the retire queue", errors=errors) from errors[0]
+        return done
+
+    def _take_inbox(self, into: deque[Retired]) -> None:
+        """Move what arrived (also by finalisers that ran meanwhile) to ``into``."""
+        while self._inbox:
+            item = self._inbox.popleft()
+            into.append(item if isinstance(item, Retired) else Retired((), item, 0, None))
+
+
+def _wait(item: Retired) -> None:
+    """Block until the uses of ``item`` are done, stream by stream, skipping streams that capture."""
+    for stream, seq in item.uses:
+        if stream.completed < seq and not stream.capturing:
+            stream.synchronize()

@@ -1,0 +1,341 @@
+"""Streams as records, and the arithmetic that decides when one has to wait for another.
+
+Owns: which (stream, seq) another stream has already waited for, the events that make it so, and the matching of
+foreign stream objects to records. Must not know blocks, maps or arrays.
+
+``seq`` counts what we submitted to a stream. A wait is needed only where ``synced[origin] < seq``; then one event is
+recorded on the origin (it covers everything issued there so far), one wait is queued here, and ``synced`` moves up.
+No event exists until somebody needs it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections import deque
+from typing import Any, cast
+
+from ..driver.protocol import LEGACY_STREAM, PER_THREAD_STREAM, CaptureStatus, Driver
+from ..driver.registry import current_driver
+from ..errors import CaptureError, StreamMisuse, UsageError
+from .device import DeviceState, device_state
+
+_ids = itertools.count(1)
+_POLL_ABOVE = 16  # outstanding events of a stream before old ones are looked at
+
+
+class Stream:
+    """One stream of one device. Made by :func:`as_stream`; one live record per live stream.
+
+    Attributes:
+        id: our own counter, never the handle (handles are reused).
+        handle: what the driver calls it.
+        device: ordinal.
+        owner: the object that owns the handle, kept alive; None if nobody told us.
+        seq: how much was submitted.
+        synced: per stream id, the seq of that stream which work queued here from now on comes after.
+        completed: the seq known to be done.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_events",
+        "_lock",
+        "completed",
+        "device",
+        "driver",
+        "handle",
+        "id",
+        "owner",
+        "seq",
+        "state",
+        "synced",
+        "thread",
+    )
+
+    def __init__(self, state: DeviceState, handle: int, owner: object, thread: int | None = None) -> None:
+        self.state = state
+        self.driver: Driver = state.driver
+        self.device = state.device
+        self.handle = handle
+        self.owner = owner
+        self.thread = thread  # of a per-thread default stream; other threads cannot name it
+        self.id = next(_ids)
+        self.seq = 0
+        self.completed = 0
+        self.synced: dict[int, int] = {}
+        self._events: deque[tuple[int, int]] = deque()  # (seq covered, event), oldest first
+        self._lock = threading.Lock()
+
+    # --- what we submitted --------------------------------------------------------------------------------------
+    def submit(self) -> int:
+        """Count one more operation queued here and give its seq."""
+        with self._lock:
+            self.seq += 1
+            return self.seq
+
+    # --- ordering -----------------------------------------------------------------------------------------------
+    def wait_for(self, origin: Stream, seq: int) -> bool:
+        """Order later work here after the first ``seq`` operations of ``origin``.
+
+        Ordering: only enqueues. Returns True if a wait had to be queued, False if it was implied already.
+
+        Raises:
+            CaptureError: one of the two streams captures; neither was touched.
+        """
+        if origin is self or self.synced.get(origin.id, 0) >= seq:
+            return False
+        self.refuse_capture("wait for another stream")
+        covered, event = origin._cover(seq)
+        self.driver.stream_wait_event(self.handle, event)
+        if self.synced.get(origin.id, 0) < covered:
+            self.synced[origin.id] = covered
+        return True
+
+    def join(self, origin: Stream) -> bool:
+        """Order later work here after *everything* queued on ``origin``, also what others queued there.
+
+        Ordering: only enqueues. Never elided unless both are the same stream.
+        """
+        if origin is self:
+            return False
+        return self.wait_for(origin, origin.submit())
+
+    def join_context(self) -> None:
+        """Order later work here after everything queued on any stream of the device, unknown ones too.
+
+        Ordering: only enqueues where the driver has context events, else blocks the host for the device.
+        """
+        self.refuse_capture("wait for the whole device")
+        if not self.state.capabilities.context_events:
+            self.driver.device_synchronize(self.device)
+            return
+        event = self.state.take_event()
+        try:
+            self.driver.context_record(event, self.device)
+            self.driver.stream_wait_event(self.handle, event)
+        finally:
+            self.state.give_event(event)
+
+    def hold_context(self) -> None:
+        """Order later work of every stream of the device, unknown ones too, after all queued here.
+
+        Ordering: only enqueues where the driver has context events, else blocks the host for this stream.
+        """
+        if not self.state.capabilities.context_events:
+            self.synchronize()
+            return
+        covered, event = self._cover(self.submit())
+        del covered
+        self.driver.context_wait(event, self.device)
+
+    def _cover(self, seq: int) -> tuple[int, int]:
+        """``(covered, event)`` with ``covered >= seq``; records an event only if none covers it yet."""
+        with self._lock:
+            if self._events and self._events[-1][0] >= seq:
+                return self._events[-1]
+            if len(self._events) > _POLL_ABOVE:
+                self._poll()
+            covered = self.seq
+            event = self.state.take_event()
+            try:
+                if self._nameable():
+                    self.refuse_capture("record an event")
+                    self.driver.event_record(event, self.handle)
+                elif self.state.capabilities.context_events:
+                    self.driver.context_record(event, self.device)
+                else:
+                    # Nobody may touch the handle: wait for the device, after which any event is complete.
+                    self.driver.device_synchronize(self.device)
+            except BaseException:
+                self.state.give_event(event)
+                raise
+            self._events.append((covered, event))
+            return covered, event
+
+    def _nameable(self) -> bool:
+        """Whether the handle surely means this stream on this thread: its owner lives, or it is a default stream."""
+        if self.thread is not None:
+            return self.thread == threading.get_ident()
+        return self.owner is not None or self.handle in (0, LEGACY_STREAM)
+
+    # --- progress -----------------------------------------------------------------------------------------------
+    def done(self, seq: int) -> bool:
+        """Whether the first ``seq`` operations are complete. Never blocks; queues an event if none covers them.
+
+        A capturing stream answers False: its work has not run.
+        """
+        if self.completed >= seq:
+            return True
+        if self.capture_status() is not CaptureStatus.NONE:
+            return False
+        self._cover(seq)
+        with self._lock:
+            self._poll()
+        return self.completed >= seq
+
+    def _poll(self) -> None:
+        """Note which outstanding events have completed (lock held)."""
+        while self._events and self.driver.event_query(self._events[0][1]):
+            self.completed, event = self._events.popleft()
+            self.state.give_event(event)
+
+    def query(self) -> bool:
+        """True if everything queued here is done. Never blocks; raises the fault that this reveals."""
+        return self.driver.stream_query(self.handle)
+
+    def synchronize(self) -> None:
+        """Block the host until everything queued here is done; raises the fault that this reveals."""
+        self.refuse_capture("synchronize")
+        seq = self.seq
+        if self._nameable():
+            self.driver.stream_synchronize(self.handle)
+        else:
+            self.driver.device_synchronize(self.device)
+        with self._lock:
+            self.completed = max(self.completed, seq)
+            while self._events and self._events[0][0] <= self.completed:
+                self.state.give_event(self._events.popleft()[1])
+
+    def record(self) -> Event:
+        """An event of everything queued here so far. Only enqueues."""
+        self.refuse_capture("record an event")
+        return Event(self)
+
+    def wait(self, event: Event) -> None:
+        """Order later work here after ``event``. Only enqueues."""
+        self.refuse_capture("wait for an event")
+        if event.stream is self:
+            return
+        self.driver.stream_wait_event(self.handle, event.handle)
+        self.synced[event.stream.id] = max(self.synced.get(event.stream.id, 0), event.seq)
+
+    # --- captures -----------------------------------------------------------------------------------------------
+    def capture_status(self) -> CaptureStatus:
+        """Whether this stream captures a graph; a stream that cannot be named from here does not."""
+        return self.driver.capture_status(self.handle) if self._nameable() else CaptureStatus.NONE
+
+    @property
+    def capturing(self) -> bool:
+        """True while a graph is captured on this stream, by us or by anybody."""
+        return self.capture_status() is not CaptureStatus.NONE
+
+    def refuse_capture(self, what: str) -> None:
+        """Raise CaptureError if this stream captures: what reaches it from outside would break the capture."""
+        if self.capturing:
+            raise CaptureError(
+                f"{self!r} captures a graph", got=what, expected="only recorded work", hint="End the capture first"
+            )
+
+    def __repr__(self) -> str:
+        return f"Stream(id={self.id}, handle={self.handle:#x}, device={self.device})"
+
+    def __del__(self) -> None:
+        for _, event in self._events:
+            self.state.give_event(event)
+
+
+class Event:
+    """A point in a stream: everything queued there when it was recorded. Give it to :meth:`Stream.wait`."""
+
+    __slots__ = ("handle", "seq", "stream")
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.seq = stream.seq
+        self.handle = stream.state.take_event()
+        try:
+            stream.driver.event_record(self.handle, stream.handle)
+        except BaseException:
+            stream.state.give_event(self.handle)
+            self.handle = 0
+            raise
+
+    def query(self) -> bool:
+        """True if complete. Never blocks."""
+        return self.stream.driver.event_query(self.handle)
+
+    def synchronize(self) -> None:
+        """Block the host until complete; raises the fault that this reveals."""
+        self.stream.driver.event_synchronize(self.handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", 0):
+            self.stream.state.give_event(self.handle)
+
+
+def as_stream(obj: object = None, *, device: int | None = None, driver: Driver | None = None) -> Stream:
+    """The record of a stream.
+
+    Args:
+        obj: None (the array library's current stream on this thread), a CuPy or PyTorch stream, anything with
+            ``__cuda_stream__``, a ``Stream`` of this module, or an int handle.
+        device: ordinal that the stream must belong to; None takes the stream's own (0 where it does not say).
+        driver: the driver; None takes the current one.
+
+    Ordering: touches no queue. Ownership: the record keeps the object alive as long as anything is ordered by it.
+
+    Raises:
+        StreamMisuse: not a stream, or a stream of another device.
+    """
+    if isinstance(obj, Stream):
+        _check_device(obj, obj.device, device)
+        return obj
+    driver = driver or current_driver()
+    if obj is None:
+        obj = driver.stream_current(device or 0)
+    handle, own_device = _handle_of(obj)
+    if own_device is not None:
+        _check_device(obj, own_device, device)
+    state = device_state(driver, own_device if own_device is not None else device or 0)
+    owner = None if isinstance(obj, int) else obj
+    thread = threading.get_ident() if handle == PER_THREAD_STREAM else None
+    key: Any = handle if thread is None else (handle, thread)
+    reference = state.streams.get(key)
+    record = reference() if reference is not None else None
+    if record is None:
+        record = Stream(state, handle, owner, thread)
+        state.streams[key] = weakref.ref(record, lambda _: _forget(state, key))
+    elif record.owner is None and owner is not None:
+        record.owner = owner
+    return record
+
+
+def _forget(state: DeviceState, key: Any) -> None:
+    """Drop a dead entry, unless a new record took its place (runs inside the collector: no lock)."""
+    reference = state.streams.get(key)
+    if reference is not None and reference() is None:
+        state.streams.pop(key, None)
+
+
+def _handle_of(obj: object) -> tuple[int, int | None]:
+    """``(handle, device or None)`` of a foreign stream object."""
+    if isinstance(obj, int) and not isinstance(obj, bool):
+        if obj < 0:
+            raise StreamMisuse("stream handle", got=obj, expected="an int of 0 or more, or a stream object")
+        return obj, None
+    ptr = getattr(obj, "ptr", None)  # CuPy and the simulated device
+    if isinstance(ptr, int):
+        where = getattr(obj, "device_id", None)
+        where = getattr(obj, "device", None) if where is None else where
+        return ptr, where if isinstance(where, int) and where >= 0 else None
+    ptr = getattr(obj, "cuda_stream", None)  # PyTorch
+    if isinstance(ptr, int):
+        return ptr, cast("int | None", getattr(getattr(obj, "device", None), "index", None))
+    protocol = getattr(obj, "__cuda_stream__", None)
+    if protocol is not None:
+        version, ptr = protocol() if callable(protocol) else protocol
+        if version != 0:
+            raise UsageError(f"__cuda_stream__ of {obj!r}", got=f"version {version}", expected="version 0")
+        return int(ptr), None
+    raise StreamMisuse(
+        "stream", got=repr(obj), expected="None, a CuPy or PyTorch stream, __cuda_stream__ or an int handle"
+    )
+
+
+def _check_device(obj: object, own: int, wanted: int | None) -> None:
+    if wanted is not None and own != wanted:
+        raise StreamMisuse(
+            f"stream {obj!r}", got=f"device {own}", expected=f"device {wanted}", hint="Use a stream of that device"
+        )

@@ -1,0 +1,141 @@
+"""Where a GL call would go: the thread, and the OpenGL context current on it.
+
+Owns the question, asked of EGL, GLX and WGL through ctypes. It must come before any GL call: without a current
+context OpenGL answers zeros, not errors. Loads no library, creates nothing and makes nothing current.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from enum import IntEnum
+from typing import Any, NamedTuple, Self
+
+from cuglue.errors import NoContextError
+
+
+class WindowSystem(IntEnum):
+    """The library through which a context was made current."""
+
+    EGL = 1
+    GLX = 2
+    WGL = 3
+
+
+class ContextId(NamedTuple):
+    """Identity of a live context. Handles are reused after a context is destroyed, so never outlive it with this."""
+
+    api: WindowSystem
+    display: int
+    context: int
+
+    def __str__(self) -> str:
+        return f"{self.api.name} context {self.context:#x} (display {self.display:#x})"
+
+
+class ThreadRef(NamedTuple):
+    """A thread, for comparing and for messages. Identifiers are reused once a thread has ended."""
+
+    ident: int
+    name: str
+
+    @classmethod
+    def current(cls) -> Self:
+        return cls(threading.get_ident(), threading.current_thread().name)
+
+    def __str__(self) -> str:
+        return f"thread {self.name!r} ({self.ident})"
+
+
+def current_context() -> ContextId | None:
+    """The context current on the calling thread, asked of EGL, then GLX or WGL; None when there is none.
+
+    Only libraries already loaded in the process are asked: no other can have made a context current.
+    Ask before any GL call: without a current context GL answers zeros, not errors.
+    """
+    for api, display, context in _current_getters():
+        handle = context()
+        if handle:
+            return ContextId(api, display() or 0, handle)
+    return None
+
+
+def asked() -> str:
+    """Which libraries :func:`current_context` can ask here, for messages."""
+    names = [api.name for api, _, _ in _current_getters()]
+    return ", ".join(names) if names else "no EGL, GLX or WGL library is loaded"
+
+
+def require_context(wanted: ContextId | None = None) -> ContextId:
+    """The context current on this thread, which must be ``wanted`` where one is named.
+
+    Raises:
+        NoContextError: none is current here (the message says which libraries were asked), or another one.
+    """
+    found = current_context()
+    if found is not None and wanted in (None, found):
+        return found
+    if found is None:
+        raise NoContextError(
+            f"no OpenGL context is current on {ThreadRef.current()} (asked: {asked()})",
+            expected=wanted or "a current context",
+            hint="Make the context current on this thread first, or use cuglue.gl.headless()",
+        )
+    raise NoContextError(
+        f"another OpenGL context is current on {ThreadRef.current()}",
+        got=found,
+        expected=wanted,
+        hint="Make the context current in which the object was made",
+    )
+
+
+_getters: dict[WindowSystem, tuple[Any, Any]] = {}
+
+
+def _current_getters() -> list[tuple[WindowSystem, Any, Any]]:
+    # A library can be loaded later (by a window toolkit), so only hits are kept; a miss costs one dlopen(NOLOAD).
+    for api, libraries, display, context in _CANDIDATES:
+        if api in _getters:
+            continue
+        for name in libraries:
+            found = _loaded(name)
+            if found is not None:
+                _getters[api] = (_getter(found, display), _getter(found, context))
+                break
+    return [(api, *_getters[api]) for api in WindowSystem if api in _getters]
+
+
+_CANDIDATES: tuple[tuple[WindowSystem, tuple[str, ...], str, str], ...] = (
+    (
+        (WindowSystem.EGL, ("libEGL.dll",), "eglGetCurrentDisplay", "eglGetCurrentContext"),
+        (WindowSystem.WGL, ("opengl32.dll",), "wglGetCurrentDC", "wglGetCurrentContext"),
+    )
+    if sys.platform == "win32"
+    else (
+        (WindowSystem.EGL, ("libEGL.so.1",), "eglGetCurrentDisplay", "eglGetCurrentContext"),
+        (WindowSystem.GLX, ("libGLX.so.0", "libGL.so.1"), "glXGetCurrentDisplay", "glXGetCurrentContext"),
+    )
+)
+
+
+def _getter(found: Any, name: str) -> Any:
+    function = getattr(found, name)
+    function.restype, function.argtypes = ctypes.c_void_p, ()
+    return function
+
+
+def _loaded(name: str) -> Any:
+    """The library when the process has it already; None otherwise. Loads nothing."""
+    if sys.platform == "win32":
+        kernel = ctypes.WinDLL("kernel32")
+        kernel.GetModuleHandleW.restype, kernel.GetModuleHandleW.argtypes = (
+            ctypes.c_void_p,
+            (ctypes.c_wchar_p,),
+        )
+        return ctypes.WinDLL(name) if kernel.GetModuleHandleW(name) else None
+    try:
+        return ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:
+        return None
