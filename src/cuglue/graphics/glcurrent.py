@@ -55,17 +55,13 @@ def current_context() -> ContextId | None:
     Only libraries already loaded in the process are asked: no other can have made a context current.
     Ask before any GL call: without a current context GL answers zeros, not errors.
     """
-    for api, display, context in _current_getters():
-        handle = context()
-        if handle:
-            return ContextId(api, display() or 0, handle)
-    return None
+    # A library may be loaded later (by a window toolkit): those known are asked first, then new ones are looked for.
+    return _ask() or (_ask() if _find_libraries() else None)
 
 
 def asked() -> str:
     """Which libraries :func:`current_context` can ask here, for messages."""
-    names = [api.name for api, _, _ in _current_getters()]
-    return ", ".join(names) if names else "no EGL, GLX or WGL library is loaded"
+    return ", ".join(api.name for api in _getters) or "no EGL, GLX or WGL library is loaded"
 
 
 def require_context(wanted: ContextId | None = None) -> ContextId:
@@ -94,8 +90,17 @@ def require_context(wanted: ContextId | None = None) -> ContextId:
 _getters: dict[WindowSystem, tuple[Any, Any]] = {}
 
 
-def _current_getters() -> list[tuple[WindowSystem, Any, Any]]:
-    # A library can be loaded later (by a window toolkit), so only hits are kept; a miss costs one dlopen(NOLOAD).
+def _ask() -> ContextId | None:
+    for api, (display, context) in _getters.items():
+        handle = context()
+        if handle:
+            return ContextId(api, display() or 0, handle)
+    return None
+
+
+def _find_libraries() -> bool:
+    """Note the libraries loaded since the last look; True when there are any."""
+    before = len(_getters)
     for api, libraries, display, context in _CANDIDATES:
         if api in _getters:
             continue
@@ -104,7 +109,7 @@ def _current_getters() -> list[tuple[WindowSystem, Any, Any]]:
             if found is not None:
                 _getters[api] = (_getter(found, display), _getter(found, context))
                 break
-    return [(api, *_getters[api]) for api in WindowSystem if api in _getters]
+    return len(_getters) > before
 
 
 _CANDIDATES: tuple[tuple[WindowSystem, tuple[str, ...], str, str], ...] = (
