@@ -1,0 +1,51 @@
+"""The project's own files, as the tests in ``tests/meta`` read them."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SRC = ROOT / "src"
+
+
+def package_modules() -> list[Path]:
+    """Every module of the package."""
+    return sorted((SRC / "cuglue").rglob("*.py"))
+
+
+def module_name(path: Path, root: Path = SRC) -> str:
+    """The dotted name that ``path`` is imported by."""
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def project_files() -> list[Path]:
+    """Every file that belongs to the project: what git tracks or would, or in an unpacked archive, all but caches."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    if listed.returncode == 0:
+        names = listed.stdout.decode().split("\0")
+        return sorted(path for name in names if name and (path := ROOT / name).is_file())
+    return sorted(
+        path
+        for path in ROOT.rglob("*")
+        if path.is_file()
+        and not any(part.startswith(".venv") or part.endswith("cache__") for part in path.parts)
+    )
+
+
+def docstring_nodes(tree: ast.AST) -> set[ast.AST]:
+    """The string constants of ``tree`` that are docstrings."""
+    found: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                found.add(first.value)
+    return found
