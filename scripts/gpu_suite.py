@@ -51,12 +51,13 @@ class Row:
 class Suite:
     """Runs parts one after another within one time limit and collects their rows."""
 
-    def __init__(self, output: Path, test_seconds: float, total_seconds: float) -> None:
+    def __init__(self, output: Path, test_seconds: float, total_seconds: float, root: Path = ROOT) -> None:
         self.rows: list[Row] = []
+        self._root = root
         self._output = output
         self._test_seconds = test_seconds
         self._deadline = time.monotonic() + total_seconds
-        paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [str(root / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
         self._env.setdefault("PYOPENGL_PLATFORM", "egl")
         output.mkdir(parents=True, exist_ok=True)
@@ -70,7 +71,7 @@ class Suite:
             try:
                 return subprocess.run(
                     command,
-                    cwd=ROOT,
+                    cwd=self._root,
                     env={**self._env, **env},
                     stdin=subprocess.DEVNULL,
                     stdout=file,
@@ -138,10 +139,11 @@ class Suite:
                 row.lost += 1
                 row.bad.append(f"lost: {running}")
                 ended.add(running)
-            elif status not in (0, 1) and not ended:
+            elif status not in (0, 1):
                 row.failed += 1
-                row.bad.append(f"pytest ended with status {status}")
-                break
+                row.bad.append(
+                    "the process had to be ended" if status is None else f"pytest ended with status {status}"
+                )
             if not ended:
                 break
             waiting = [name for name in waiting if name not in ended]
@@ -229,7 +231,7 @@ def table_line(verdict: str, row: Row, width: int) -> str:
     return f"{verdict:<4} {row.name:<{width}} {counts}"
 
 
-def parts(suite: Suite, demo_arguments: Sequence[str], output: Path) -> dict[str, Callable[[], None]]:
+def parts(suite: Suite, marker: str, demo_arguments: Sequence[str]) -> dict[str, Callable[[], None]]:
     """The parts that have a name."""
     cuglue = [sys.executable, "-m", "cuglue"]
 
@@ -238,12 +240,16 @@ def parts(suite: Suite, demo_arguments: Sequence[str], output: Path) -> dict[str
         if tool is None:
             suite.rows.append(Row("sanitize", failed=1, bad=["compute-sanitizer is not on the PATH"]))
             return
-        prefix = [tool, "--tool=memcheck", "--error-exitcode=86", "--target-processes=all"]
+        prefix = [
+            tool,
+            "--tool=memcheck",
+            "--error-exitcode=86",
+        ]  # 86 shows in the table where it found something
         suite.tests("tests", "sanitize", prefix)
 
     return {
         "doctor": lambda: suite.command("doctor", [*cuglue, "doctor"], 120, CUGLUE_DRIVER="cuda"),
-        "tests": lambda: suite.tests("tests", "gpu"),
+        "tests": lambda: suite.tests("tests", marker),
         "demo": lambda: suite.command("demo", [*cuglue, "demo", *demo_arguments], 300, CUGLUE_DRIVER="cuda"),
         "sanitize": sanitize,
     }
@@ -257,6 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--part", action="append", metavar="PART", help="repeatable; default: doctor, tests, demo"
     )
+    parser.add_argument("--marker", default="gpu", metavar="M", help="run the tests with this marker (gpu)")
     parser.add_argument("--timeout", type=float, default=60, metavar="S", help="seconds for one test (60)")
     parser.add_argument(
         "--limit", type=float, default=1800, metavar="S", help="seconds for the whole run (1800)"
@@ -268,12 +275,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     suite = Suite(options.output.resolve(), options.timeout, options.limit)
-    named = parts(suite, options.demo_args.split(), options.output)
+    named = parts(suite, options.marker, options.demo_args.split())
     for part in options.part or DEFAULT_PARTS:
         if part in named:
             named[part]()
         else:
-            suite.tests(part, "gpu")
+            suite.tests(part, options.marker)
     print()
     print("\n".join(machine()))
     print(table(suite.rows))

@@ -40,6 +40,22 @@ def project_files() -> list[Path]:
     )
 
 
+def conftest_on_a_machine_with(devices: int) -> str:
+    """Our conftest for sample tests, told how many CUDA devices there are and leaving the CUDA driver alone."""
+    return (
+        (ROOT / "tests" / "conftest.py").read_text()
+        + f"""
+
+def cuda_device_count():
+    return {devices}
+
+@pytest.fixture(autouse=True)
+def _driver_by_marker():
+    yield
+"""
+    )
+
+
 def docstring_nodes(tree: ast.AST) -> set[ast.AST]:
     """The string constants of ``tree`` that are docstrings."""
     found: set[ast.AST] = set()

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from source_tree import ROOT
+from source_tree import conftest_on_a_machine_with
 
 SAMPLE = """
 import pytest
@@ -22,21 +22,9 @@ def test_skips_itself(): pytest.skip("some reason")
 def test_anywhere(): pass
 """
 
-# The machine's answer is replaced, and the CUDA driver left alone: here only the marker is under test.
-OVERRIDE = """
-
-def cuda_device_count():
-    return {devices}
-
-@pytest.fixture(autouse=True)
-def _driver_by_marker():
-    yield
-"""
-
 
 def run_pytest(folder: Path, devices: int, *arguments: str) -> tuple[int, str]:
-    conftest = (ROOT / "tests" / "conftest.py").read_text() + OVERRIDE.format(devices=devices)
-    (folder / "conftest.py").write_text(conftest)
+    (folder / "conftest.py").write_text(conftest_on_a_machine_with(devices))
     (folder / "test_sample.py").write_text(SAMPLE)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
