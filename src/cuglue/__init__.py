@@ -24,7 +24,7 @@ _WHERE = {
 }
 _MODULES = ("errors", "testing")
 
-__all__ = sorted([*_WHERE, *_MODULES])
+__all__ = [*_WHERE, *_MODULES]  # noqa: PLE0604 - one table, not two
 __version__ = "0.1.0"
 
 

@@ -113,7 +113,7 @@ class AlreadyTransferredError(UsageError):
     """The registration was handed to another owner; only that owner may use it."""
 
 
-class StreamMisuse(UsageError):  # noqa: N818 - the name comes from the seed documents
+class StreamMisuse(UsageError):
     """A stream, or a block on a stream, is used against the stream-ordered contract."""
 
 
@@ -163,15 +163,19 @@ class DriverError(CuglueError):
     def __str__(self) -> str:
         text = super().__str__()
         if self.call:
-            text = f"{text}: {self.call} returned {self.name} ({self.code})" if text else (
-                f"{self.call} returned {self.name} ({self.code})"
+            text = (
+                f"{text}: {self.call} returned {self.name} ({self.code})"
+                if text
+                else (f"{self.call} returned {self.name} ({self.code})")
             )
         findings = self.findings or ()
-        lines = [f"{k}: {v}" for k, v in findings.items()] if isinstance(findings, Mapping) else list(findings)
+        lines = (
+            [f"{k}: {v}" for k, v in findings.items()] if isinstance(findings, Mapping) else list(findings)
+        )
         return text + "".join(f"\n  - {line}" for line in lines)
 
 
-class DevicePoisoned(DriverError):  # noqa: N818
+class DevicePoisoned(DriverError):
     """A kernel faulted: every later call on this device fails until the process ends."""
 
 
@@ -186,7 +190,7 @@ class ResourceError(CuglueError, RuntimeError):
     """A device memory resource could not do what was asked."""
 
 
-class OutOfMemory(ResourceError, MemoryError):  # noqa: N818
+class OutOfMemory(ResourceError, MemoryError):
     """No memory: ``requested`` bytes, ``in_use`` bytes live, and what was tried before giving up."""
 
     FIELDS = ("requested", "in_use", "report")
@@ -200,7 +204,13 @@ class OutOfBudget(OutOfMemory):
     FIELDS = ("current", "requested", "required", "limit", "remaining", "in_use", "report")
 
     def __init__(
-        self, what: str = "device memory budget", *, current: int = 0, requested: int = 0, limit: int = 0, **rest: Any
+        self,
+        what: str = "device memory budget",
+        *,
+        current: int = 0,
+        requested: int = 0,
+        limit: int = 0,
+        **rest: Any,
     ) -> None:
         fields = {k: rest.pop(k) for k in ("in_use", "report") if k in rest}
         super().__init__(
@@ -273,12 +283,14 @@ class UnwrittenError(CuglueError):
     FIELDS = ("root", "chain")
 
 
-class SeveralErrors(CuglueError):  # noqa: N818
+class SeveralErrors(CuglueError):
     """More than one failure; ``errors`` holds them in order, the first one is also the ``__cause__``."""
 
     FIELDS = ("errors",)
 
-    def __init__(self, what: str = "several failures", *, errors: Sequence[BaseException] = (), **rest: Any) -> None:
+    def __init__(
+        self, what: str = "several failures", *, errors: Sequence[BaseException] = (), **rest: Any
+    ) -> None:
         super().__init__(what, errors=tuple(errors), **rest)
 
     def __str__(self) -> str:

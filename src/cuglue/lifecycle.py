@@ -211,7 +211,10 @@ class Owned:
             return
         self._forgotten()
         warnings.warn(
-            f"{self!r}, made at {self._created_at}, was never closed", ResourceWarning, stacklevel=1, source=self
+            f"{self!r}, made at {self._created_at}, was never closed",
+            ResourceWarning,
+            stacklevel=1,
+            source=self,
         )
 
 

@@ -18,7 +18,10 @@ from ..errors import UseAfterFree
 from ..lifecycle import BLOCK, BlockState, step
 from .stream import Stream
 
-_generations = itertools.count(1)  # process-wide, never reused: tells a stale block from its address's next owner
+_NO_SLOTS: tuple[str, ...] = ()  # behaviour only: a C base class (CuPy's) may stand beside this one
+_generations = itertools.count(
+    1
+)  # process-wide, never reused: tells a stale block from its address's next owner
 
 
 class BlockId(NamedTuple):
@@ -33,7 +36,7 @@ class BlockId(NamedTuple):
 class BlockLife:
     """What every block does. Subclasses give the slots of :data:`BLOCK_SLOTS` and ``ptr``, ``size``, ``device_id``."""
 
-    __slots__ = ()
+    __slots__ = _NO_SLOTS
 
     ptr: int
     size: int

@@ -66,7 +66,9 @@ def device_state(driver: Driver, device: int) -> DeviceState:
     with _lock:
         if device not in states:
             count = driver.device_count()
-            if isinstance(device, bool) or not isinstance(device, int) or not 0 <= device < count:
-                raise UsageError("device", got=repr(device), expected=f"an ordinal below {count} ({driver.name} driver)")
+            if type(device) is not int or not 0 <= device < count:
+                raise UsageError(
+                    "device", got=repr(device), expected=f"an ordinal below {count} ({driver.name} driver)"
+                )
             states[device] = DeviceState(driver, device)
         return states[device]

@@ -26,7 +26,9 @@ class Retired:
 
     __slots__ = ("action", "nbytes", "thread", "uses")
 
-    def __init__(self, uses: tuple[Use, ...], action: Callable[[], None], nbytes: int, thread: int | None) -> None:
+    def __init__(
+        self, uses: tuple[Use, ...], action: Callable[[], None], nbytes: int, thread: int | None
+    ) -> None:
         self.uses = uses
         self.action = action
         self.nbytes = nbytes
@@ -112,7 +114,7 @@ class RetireQueue:
                         continue
                     item.action()
                     done += 1
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 - every entry is tried; raised below
                     errors.append(error)
                     kept.append(item)
                 except BaseException:

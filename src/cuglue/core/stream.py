@@ -225,7 +225,10 @@ class Stream:
         """Raise CaptureError if this stream captures: what reaches it from outside would break the capture."""
         if self.capturing:
             raise CaptureError(
-                f"{self!r} captures a graph", got=what, expected="only recorded work", hint="End the capture first"
+                f"{self!r} captures a graph",
+                got=what,
+                expected="only recorded work",
+                hint="End the capture first",
             )
 
     def __repr__(self) -> str:
@@ -337,5 +340,8 @@ def _handle_of(obj: object) -> tuple[int, int | None]:
 def _check_device(obj: object, own: int, wanted: int | None) -> None:
     if wanted is not None and own != wanted:
         raise StreamMisuse(
-            f"stream {obj!r}", got=f"device {own}", expected=f"device {wanted}", hint="Use a stream of that device"
+            f"stream {obj!r}",
+            got=f"device {own}",
+            expected=f"device {wanted}",
+            hint="Use a stream of that device",
         )

@@ -155,7 +155,9 @@ SimFunction = Callable[..., None]
 class Capabilities:
     """What a driver can do on one device. Test a field before the call it guards."""
 
-    device_type: MemoryType  # DLPack type of ordinary device memory: DEVICE on CUDA, HOST on the simulated device
+    device_type: (
+        MemoryType  # DLPack type of ordinary device memory: DEVICE on CUDA, HOST on the simulated device
+    )
     simulated: bool = False
     async_memory: bool = False  # malloc_async, free_async, pool_trim
     managed_memory: bool = False
@@ -237,7 +239,15 @@ class Driver(Protocol):
         """Linear copy. From pageable host memory the driver may read the source before it returns."""
 
     def copy_2d_async(
-        self, dst: int, dst_pitch: int, src: int, src_pitch: int, width: int, height: int, kind: CopyKind, stream: int
+        self,
+        dst: int,
+        dst_pitch: int,
+        src: int,
+        src_pitch: int,
+        width: int,
+        height: int,
+        kind: CopyKind,
+        stream: int,
     ) -> None:
         """Copy ``height`` rows of ``width`` bytes; pitches in bytes."""
 
