@@ -21,10 +21,14 @@ _lock = threading.RLock()
 _current: Driver | None = None
 
 #: Where the driver library may be, in the order tried; under WSL it lies outside the loader's path.
-_SONAMES = ("nvcuda.dll",) if sys.platform == "win32" else (
-    "libcuda.so.1",
-    "libcuda.so",
-    "/usr/lib/wsl/lib/libcuda.so.1",
+_SONAMES = (
+    ("nvcuda.dll",)
+    if sys.platform == "win32"
+    else (
+        "libcuda.so.1",
+        "libcuda.so",
+        "/usr/lib/wsl/lib/libcuda.so.1",
+    )
 )
 
 

@@ -1,0 +1,175 @@
+"""Kernels: compiled once, launched by handle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import cupy
+from cupy.cuda.compiler import CompileException
+from cupy.cuda.function import Function
+
+from ...errors import CuglueError, DriverError, LaunchError, UnsupportedError, UsageError
+from ..protocol import SimFunction, Span, SurfaceArg
+from .calls import CUDADriverError, call, cu, failure_of, runtime, unknown_handle
+from .contexts import Contexts
+
+_DEFAULT_SHARED = 48 << 10  # bytes of dynamic shared memory that need no asking
+
+
+class _Kernel:
+    """A loaded function and how many asked for it."""
+
+    __slots__ = ("cooperative", "device", "function", "key", "shared", "source", "users")
+
+    def __init__(self, key: Any, source: Any, function: Any, device: int, cooperative: bool) -> None:
+        self.key = key
+        self.source = source  # kept alive: the cache key may be its id
+        self.function = function
+        self.device = device
+        self.cooperative = cooperative
+        self.shared = _DEFAULT_SHARED
+        self.users = 1
+
+
+class _StreamHandle:
+    """A stream as CuPy's launch takes it."""
+
+    __slots__ = ("ptr",)
+
+    def __init__(self, ptr: int) -> None:
+        self.ptr = ptr
+
+
+class Kernels(Contexts):
+    """Kernels of the CUDA driver."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kernels: dict[int, _Kernel] = {}
+        self._loaded: dict[Any, int] = {}
+        self._next_kernel = count(1)
+
+    def kernel_load(
+        self, name: str, source: str, options: Sequence[str], device: int, sim: SimFunction | None = None
+    ) -> int:
+        """Inherited. Compiles now; the same kernel again is the same handle, unloaded as often as it was loaded."""
+        key = (source, name, tuple(options), device)
+        with self._lock:
+            handle = self._loaded.get(key)
+            if handle is not None:
+                self._kernels[handle].users += 1
+                return handle
+            raw = cupy.RawKernel(source, name, tuple(options))
+            return self._add(key, raw, _function_of(raw, name, self._on(device)), device)
+
+    def kernel_adopt(self, function: Any, device: int) -> int:
+        """Inherited. Takes a ``cupy.RawKernel`` (also of a ``RawModule``) or ``cupy.cuda.Function``."""
+        key = ("adopted", id(function), device)
+        with self._lock:
+            handle = self._loaded.get(key)
+            if handle is not None:
+                self._kernels[handle].users += 1
+                return handle
+            if isinstance(function, Function):
+                return self._add(key, function, function, device)
+            if not isinstance(function, cupy.RawKernel):
+                raise UsageError(
+                    "kernel",
+                    got=type(function).__name__,
+                    expected="cupy.RawKernel or a function of a cupy.RawModule",
+                )
+            return self._add(key, function, _function_of(function, function.name, self._on(device)), device)
+
+    def _add(self, key: Any, source: Any, function: Any, device: int) -> int:
+        handle = next(self._next_kernel)
+        cooperative = bool(getattr(source, "enable_cooperative_groups", False))
+        self._kernels[handle] = _Kernel(key, source, function, device, cooperative)
+        self._loaded[key] = handle
+        return handle
+
+    def kernel_unload(self, kernel: int) -> None:
+        """Inherited."""
+        with self._lock:
+            entry = self._kernels.get(kernel)
+            if entry is None:
+                raise unknown_handle("kernel", kernel, "cuModuleUnload")
+            entry.users -= 1
+            if not entry.users:
+                del self._kernels[kernel], self._loaded[entry.key]
+
+    def kernel_launch(
+        self,
+        kernel: int,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        values: tuple[Any, ...],
+        spans: tuple[Span | SurfaceArg | None, ...],
+        shared: int,
+        stream: int,
+    ) -> None:
+        """Inherited."""
+        try:
+            entry = self._kernels[kernel]
+        except KeyError:
+            raise unknown_handle("kernel", kernel, "cuLaunchKernel") from None
+        if entry.device != self._only and runtime.getDevice() != entry.device:
+            with self._on(entry.device):
+                return self.kernel_launch(kernel, grid, block, values, spans, shared, stream)
+        if 0 in grid or 0 in block:  # CuPy would launch one block where CUDA refuses
+            raise LaunchError(
+                f"grid {grid} of blocks {block}",
+                code=1,
+                name="CUDA_ERROR_INVALID_VALUE",
+                call="cuLaunchKernel",
+            )
+        if shared > entry.shared:
+            self._allow_shared(entry, shared)
+        try:
+            entry.function(grid, block, values, shared, _StreamHandle(stream), entry.cooperative)
+        except CUDADriverError as error:
+            raise failure_of(error, "cuLaunchKernel") from error
+
+    def _allow_shared(self, entry: _Kernel, nbytes: int) -> None:
+        """Ask for more dynamic shared memory than a kernel gets by default."""
+        attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        try:
+            with self._on(entry.device):
+                call(cu.cuFuncSetAttribute, entry.function.ptr, attribute, nbytes)
+        except DriverError as error:
+            raise LaunchError(
+                f"{nbytes} bytes of shared memory", code=error.code, name=error.name, call=error.call
+            ) from error
+        entry.shared = nbytes
+
+
+def _function_of(raw: Any, name: str, context: Any) -> Any:
+    """The compiled function of a RawKernel on one device."""
+    try:
+        with context:
+            return raw.kernel
+    except CompileException as error:
+        log = [line for line in str(error).splitlines() if line.strip()]
+        raise DriverError(
+            f"kernel {name} does not compile",
+            code=6,
+            name="NVRTC_ERROR_COMPILATION",
+            call="nvrtcCompileProgram",
+            findings=log[:20],
+        ) from error
+    except CUDADriverError as error:
+        failed: CuglueError = failure_of(error, "cuModuleGetFunction")
+        failed.hint = f'Declare it extern "C" __global__ and name it {name!r}'
+        raise failed from error
+    except RuntimeError as error:
+        if hasattr(error, "status"):  # NVRTC's other failures
+            status: int = error.status
+            text = str(error).partition(" ")[0]
+            raise DriverError(f"kernel {name}", code=status, name=text, call="nvrtcCompileProgram") from error
+        raise UnsupportedError(
+            f"compiling kernel {name}",
+            got=str(error),
+            hint="Install NVRTC: it comes with cuglue[cuda13] and cuglue[cuda12]",
+            reason="no_compiler",
+        ) from error

@@ -1,0 +1,128 @@
+"""Streams and events."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from cupy.cuda import get_current_stream
+
+from ...errors import CaptureError
+from ..protocol import LEGACY_STREAM, CaptureStatus
+from .calls import NOT_READY, CUDARuntimeError, call, call_runtime, cu, failure_of, nonzero, runtime
+from .contexts import Contexts
+
+
+class Streams(Contexts):
+    """Streams and events of the CUDA driver."""
+
+    def stream_current(self, device: int) -> Any:
+        """Inherited."""
+        return get_current_stream(device)
+
+    def stream_create(self, device: int) -> int:
+        """Inherited."""
+        with self._on(device):
+            handle = call_runtime(runtime.streamCreateWithFlags, runtime.streamNonBlocking)
+        return nonzero(handle, "cudaStreamCreateWithFlags")
+
+    def stream_destroy(self, stream: int) -> None:
+        """Inherited."""
+        call_runtime(runtime.streamDestroy, stream)
+
+    def stream_query(self, stream: int) -> bool:
+        """Inherited."""
+        status: int = runtime.streamQuery(stream)
+        return status == 0 or _pending(status, "cudaStreamQuery")
+
+    def stream_synchronize(self, stream: int) -> None:
+        """Inherited."""
+        call_runtime(runtime.streamSynchronize, stream)
+
+    def stream_wait_event(self, stream: int, event: int) -> None:
+        """Inherited."""
+        try:
+            runtime.streamWaitEvent(stream, event)
+        except CUDARuntimeError as error:
+            raise failure_of(error, "cudaStreamWaitEvent") from error
+
+    def stream_callback(self, stream: int, function: Callable[[], None]) -> None:
+        """Inherited. Refused while the stream captures: a replayed graph would call what nobody keeps alive."""
+        if self.capture_status(stream) is not CaptureStatus.NONE:
+            raise CaptureError(f"host callback on stream {stream:#x}", got="a stream that captures")
+        call_runtime(runtime.launchHostFunc, stream, _guarded(function), 0)
+
+    def capture_status(self, stream: int) -> CaptureStatus:
+        """Inherited."""
+        if stream <= LEGACY_STREAM:
+            return CaptureStatus.NONE  # it cannot capture, and asking fails while another stream does
+        try:
+            capturing: bool = runtime.streamIsCapturing(stream)
+        except CUDARuntimeError as error:
+            raise failure_of(error, "cudaStreamIsCapturing") from error
+        except RuntimeError:  # CuPy's own word for an invalidated capture
+            return CaptureStatus.INVALIDATED
+        return CaptureStatus.ACTIVE if capturing else CaptureStatus.NONE
+
+    def event_create(self, device: int, timing: bool = False) -> int:
+        """Inherited."""
+        flags = runtime.eventDefault if timing else runtime.eventDisableTiming
+        with self._on(device):
+            return nonzero(call_runtime(runtime.eventCreateWithFlags, flags), "cudaEventCreateWithFlags")
+
+    def event_destroy(self, event: int) -> None:
+        """Inherited."""
+        call_runtime(runtime.eventDestroy, event)
+
+    def event_record(self, event: int, stream: int) -> None:
+        """Inherited."""
+        try:
+            runtime.eventRecord(event, stream)
+        except CUDARuntimeError as error:
+            raise failure_of(error, "cudaEventRecord") from error
+
+    def event_query(self, event: int) -> bool:
+        """Inherited."""
+        status: int = runtime.eventQuery(event)
+        return status == 0 or _pending(status, "cudaEventQuery")
+
+    def event_synchronize(self, event: int) -> None:
+        """Inherited."""
+        call_runtime(runtime.eventSynchronize, event)
+
+    def event_elapsed(self, start: int, end: int) -> float:
+        """Inherited."""
+        milliseconds: float = call_runtime(runtime.eventElapsedTime, start, end)
+        return milliseconds
+
+    def context_record(self, event: int, device: int) -> None:
+        """Inherited."""
+        call(cu.cuCtxRecordEvent, self._on(device).context, event)
+
+    def context_wait(self, event: int, device: int) -> None:
+        """Inherited."""
+        call(cu.cuCtxWaitEvent, self._on(device).context, event)
+
+
+def _pending(status: int, call_name: str) -> bool:
+    """False for "not ready", an error for anything else; either way the runtime's last error is cleared."""
+    try:
+        runtime.check_status(status)
+    except CUDARuntimeError as error:
+        if status != NOT_READY:
+            raise failure_of(error, call_name) from error
+    return False
+
+
+def _guarded(function: Callable[[], None]) -> Callable[[Any], None]:
+    """``function`` as CuPy calls it; what it raises goes to ``threading.excepthook``, for C cannot take it."""
+
+    def run(_: Any) -> None:
+        try:
+            function()
+        except BaseException:  # noqa: BLE001 - reported, not swallowed
+            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+
+    return run
