@@ -46,7 +46,9 @@ install_packages() {
     DEBIAN_FRONTEND=noninteractive apt-get -q=2 install --no-install-recommends "$@" >/dev/null
 }
 
-usable() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' >/dev/null 2>&1; }
+usable() {
+    [ "$("$1" -c 'import sys; print((3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null)" = True ]
+}
 find_python() {
     for python in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.14}; do
         usable "$python" && return 0
@@ -62,7 +64,7 @@ if ! find_python; then
             find_python && break
         done
     fi
-    find_python || fail "no Python 3.11 to 3.14 found (python3 is $(python3 -V 2>&1 || true)).
+    find_python || fail "no Python 3.11 to 3.14 found (python3 is $(python3 -V 2>/dev/null || echo missing)).
        Install one (Debian 12, Ubuntu 24.04: apt-get install python3 python3-venv), or name it: make PYTHON=/path/to/python3.12 ..."
 fi
 
