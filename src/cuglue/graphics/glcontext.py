@@ -13,6 +13,7 @@ from typing import Any, Literal
 from cuglue.errors import DriverError, NoContextError, UnsupportedError, WrongThreadError
 from cuglue.graphics import egl
 from cuglue.graphics.egl import EglDevice, list_egl_devices
+from cuglue.graphics.glcalls import load_gl
 from cuglue.graphics.glcurrent import ContextId, ThreadRef, WindowSystem, current_context, require_context
 from cuglue.graphics.glops import GlOps, InlineOps, WorkerOps
 from cuglue.lifecycle import Owned
@@ -28,24 +29,6 @@ _SOFTWARE = (
     "basic render",
 )
 _GL_DEVICE_UUID = 0x9597
-
-
-def load_gl() -> Any:
-    """Import PyOpenGL's ``OpenGL.GL``.
-
-    Raises:
-        UnsupportedError: PyOpenGL is missing, or finds no OpenGL library.
-    """
-    try:
-        import OpenGL.GL as gl
-    except ImportError as error:
-        raise UnsupportedError(
-            "OpenGL calls need PyOpenGL",
-            reason="pyopengl",
-            got=error,
-            hint="pip install 'cuglue[gl]'; without an X server set PYOPENGL_PLATFORM=egl before the first import",
-        ) from error
-    return gl
 
 
 class EglContext:
@@ -311,4 +294,4 @@ def _gl_uuid(gl: Any) -> bytes | None:
     return bytes(raw) if any(raw) else None
 
 
-__all__ = ["GlContext", "current", "headless", "list_egl_devices", "load_gl"]
+__all__ = ["GlContext", "current", "headless", "list_egl_devices"]

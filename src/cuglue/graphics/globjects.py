@@ -1,0 +1,156 @@
+"""What OpenGL objects are: sizes, formats and samples of buffers, textures and renderbuffers, asked by name.
+
+Owns the questions, through direct state access: nothing is bound and no state changes. Must not know CUDA, nor
+whether what it finds registers. Every function runs where a context is current (see :mod:`glops`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from cuglue.errors import NotAllocatedError, UsageError
+from cuglue.graphics.glcalls import checked
+
+TEXTURE_2D = 0x0DE1
+RENDERBUFFER = 0x8D41
+_TARGET = 0x1006
+_WIDTH, _HEIGHT, _INTERNAL_FORMAT, _DEPTH, _SAMPLES = 0x1000, 0x1001, 0x1003, 0x8071, 0x9106
+_RB_WIDTH, _RB_HEIGHT, _RB_INTERNAL_FORMAT, _RB_SAMPLES = 0x8D42, 0x8D43, 0x8D44, 0x8CAB
+_BUFFER_SIZE = 0x8764
+_CUBE_MAP = 0x8513
+
+_TARGETS = {
+    0x0DE0: "GL_TEXTURE_1D",
+    TEXTURE_2D: "GL_TEXTURE_2D",
+    0x806F: "GL_TEXTURE_3D",
+    0x84F5: "GL_TEXTURE_RECTANGLE",
+    _CUBE_MAP: "GL_TEXTURE_CUBE_MAP",
+    0x8C18: "GL_TEXTURE_1D_ARRAY",
+    0x8C1A: "GL_TEXTURE_2D_ARRAY",
+    0x8C2A: "GL_TEXTURE_BUFFER",
+    0x9009: "GL_TEXTURE_CUBE_MAP_ARRAY",
+    0x9100: "GL_TEXTURE_2D_MULTISAMPLE",
+    0x9102: "GL_TEXTURE_2D_MULTISAMPLE_ARRAY",
+    RENDERBUFFER: "GL_RENDERBUFFER",
+}
+
+
+class ImageInfo(NamedTuple):
+    """One level of a texture, or a renderbuffer.
+
+    ``width`` and ``height`` in texels; ``depth``: slices of a 3D texture, layers of an array, 6 for a cube map, else
+    1; ``internal_format``: the GL number; ``samples``: 0 where not multisampled.
+    """
+
+    width: int
+    height: int
+    depth: int
+    internal_format: int
+    samples: int
+
+
+def target_name(target: int) -> str:
+    """Name a texture target for messages."""
+    return _TARGETS.get(target, f"0x{target:04X}")
+
+
+def describe_buffer(name: int) -> int:
+    """Size in bytes of the buffer object ``name``.
+
+    Raises:
+        NotAllocatedError: no buffer object of that name here, or it has no storage.
+        NoContextError: no context is current on this thread.
+    """
+    what = f"buffer {name}"
+    with checked(what) as gl:
+        _require(bool(gl.glIsBuffer(name)), what, "glBindBuffer")
+        size = gl.GLint64()
+        gl.glGetNamedBufferParameteri64v(name, _BUFFER_SIZE, size)
+    if not size.value:
+        raise _no_storage(what, "glNamedBufferStorage or glBufferData")
+    return int(size.value)
+
+
+def describe_texture(name: int, target: int = TEXTURE_2D, level: int = 0) -> ImageInfo:
+    """Size and format of one level of the texture ``name``.
+
+    Args:
+        name: the GL texture name.
+        target: what the texture was first bound to (or created as).
+        level: mipmap level.
+
+    Raises:
+        NotAllocatedError: no texture of that name here, or the level has no storage.
+        UsageError: the texture has another target, or the level is negative.
+        NoContextError: no context is current on this thread.
+    """
+    what = f"texture {name}"
+    if level < 0:
+        raise UsageError(what, got=f"level {level}", expected="a level of 0 or more")
+    with checked(what) as gl:
+        _require(bool(gl.glIsTexture(name)), what, "glBindTexture")
+        found = _ask(gl, gl.glGetTextureParameteriv, name, _TARGET)
+        if found != target:
+            raise UsageError(
+                f"{what} has another target",
+                got=target_name(target),
+                expected=target_name(found),
+                hint=f"Pass target={target_name(found)}",
+            )
+
+        def of_level(parameter: int) -> int:
+            return _ask(gl, gl.glGetTextureLevelParameteriv, name, level, parameter)
+
+        info = ImageInfo(*map(of_level, (_WIDTH, _HEIGHT, _DEPTH, _INTERNAL_FORMAT, _SAMPLES)))
+    if not info.width or not info.height:
+        raise _no_storage(f"level {level} of {what}", "glTextureStorage2D or glTexImage2D")
+    return info._replace(depth=6) if target == _CUBE_MAP else info
+
+
+def describe_renderbuffer(name: int) -> ImageInfo:
+    """Size and format of the renderbuffer ``name``.
+
+    Raises:
+        NotAllocatedError: no renderbuffer of that name here, or it has no storage.
+        NoContextError: no context is current on this thread.
+    """
+    what = f"renderbuffer {name}"
+    with checked(what) as gl:
+        _require(bool(gl.glIsRenderbuffer(name)), what, "glBindRenderbuffer")
+
+        def of(parameter: int) -> int:
+            return _ask(gl, gl.glGetNamedRenderbufferParameteriv, name, parameter)
+
+        info = ImageInfo(of(_RB_WIDTH), of(_RB_HEIGHT), 1, of(_RB_INTERNAL_FORMAT), of(_RB_SAMPLES))
+    if not info.width or not info.height:
+        raise _no_storage(what, "glNamedRenderbufferStorage")
+    return info
+
+
+def describe_image(name: int, target: int, level: int = 0) -> ImageInfo:
+    """:func:`describe_texture`, or :func:`describe_renderbuffer` where ``target`` is ``GL_RENDERBUFFER``."""
+    if target != RENDERBUFFER:
+        return describe_texture(name, target, level)
+    if level:
+        raise UsageError(f"renderbuffer {name}", got=f"level {level}", expected="level 0: it has no other")
+    return describe_renderbuffer(name)
+
+
+def _ask(gl: Any, getter: Callable[..., object], *args: int) -> int:
+    value = gl.GLint()  # PyOpenGL allocates no result for these getters
+    getter(*args, value)
+    return int(value.value)
+
+
+def _require(exists: bool, what: str, bind: str) -> None:
+    if not exists:
+        raise NotAllocatedError(
+            f"{what} is no object of the current OpenGL context",
+            got="a name never generated, never bound, deleted, or of a context that shares nothing with this one",
+            hint=f"Call {bind} (or glCreate...) and give it storage first",
+        )
+
+
+def _no_storage(what: str, call: str) -> NotAllocatedError:
+    return NotAllocatedError(f"{what} has no storage", hint=f"Call {call} before registering it")
