@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -21,17 +22,23 @@ def module_name(path: Path, root: Path = SRC) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+def skipped(part: str) -> bool:
+    """Whether a folder or file of this name is made by tools and no part of the project."""
+    return (
+        part.startswith(".venv")
+        or part in (".git", ".hypothesis")
+        or part.endswith(("_cache", "__pycache__"))
+    )
+
+
 def project_files() -> list[Path]:
     """Every file that belongs to the project: what git tracks or would, or in an unpacked archive, all but caches."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=False,
-    )
-    if listed.returncode == 0:
-        names = listed.stdout.decode().split("\0")
-        return sorted(path for name in names if name and (path := ROOT / name).is_file())
+    if shutil.which("git"):
+        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+        if listed.returncode == 0:
+            names = listed.stdout.decode().split("\0")
+            return sorted(path for name in names if name and (path := ROOT / name).is_file())
     return sorted(
         path
         for path in ROOT.rglob("*")
