@@ -120,10 +120,10 @@ class Layout:
     @property
     def is_c_contiguous(self) -> bool:
         """True when the elements lie without gaps, last axis fastest. Strides of axes of length 1 do not matter."""
+        if not self.size:
+            return True
         step = self.itemsize
         for extent, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if extent == 0:
-                return True
             if extent != 1 and stride != step:
                 return False
             step *= extent
