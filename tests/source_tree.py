@@ -24,10 +24,9 @@ def module_name(path: Path, root: Path = SRC) -> str:
 
 def skipped(part: str) -> bool:
     """Whether a folder or file of this name is made by tools and no part of the project."""
-    return (
-        part.startswith(".venv")
-        or part in (".git", ".hypothesis")
-        or part.endswith(("_cache", "__pycache__"))
+    return (part.startswith(".") and part not in (".ci", ".gitignore")) or part in (
+        "__pycache__",
+        "gpu_report",
     )
 
 

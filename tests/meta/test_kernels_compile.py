@@ -2,7 +2,7 @@
 
 A module that holds CUDA C++ says so: ``KERNELS: dict[str, str]`` at module level maps the name of each kernel to its
 whole source, as it is given to the compiler. Sources made from a template are listed expanded. Modules of the package
-and the examples are searched; importing an example must do nothing else. A string with ``__global__`` in a module
+and the examples are searched; importing an example must do nothing else. A string that defines a kernel in a module
 without KERNELS is a source that this test would miss, and fails.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -40,7 +41,7 @@ def holds_a_source(tree: ast.Module) -> bool:
     return any(
         isinstance(node, ast.Constant)
         and isinstance(node.value, str)
-        and "__global__" in node.value
+        and re.search(r"__global__\s+(void|__launch_bounds__)", node.value)
         and node not in documentation
         for node in ast.walk(tree)
     )
@@ -125,5 +126,5 @@ def test_a_faulty_source_is_refused() -> None:
 
 def test_a_hidden_source_is_found() -> None:
     assert holds_a_source(ast.parse("SOURCE = '__global__ void k() {}'"))
-    assert not holds_a_source(ast.parse("'''About __global__ functions.'''"))
+    assert not holds_a_source(ast.parse("'''Looks for __global__ void.'''\nhint = 'Declare it __global__'"))
     assert defines_kernels(ast.parse("KERNELS: dict[str, str] = {}"))
