@@ -21,6 +21,7 @@ _WHERE = {
     "Access": "driver.protocol",
     "BlockState": "lifecycle",
     "BlockId": "core.block",
+    "ArrayView": "exchange.view",
 }
 _MODULES = ("errors", "testing")
 
