@@ -38,12 +38,8 @@ def project_files() -> list[Path]:
         if listed.returncode == 0:
             names = listed.stdout.decode().split("\0")
             return sorted(path for name in names if name and (path := ROOT / name).is_file())
-    return sorted(
-        path
-        for path in ROOT.rglob("*")
-        if path.is_file()
-        and not any(part.startswith(".venv") or part.endswith("cache__") for part in path.parts)
-    )
+    found = (path for path in ROOT.rglob("*") if not any(map(skipped, path.relative_to(ROOT).parts)))
+    return sorted(path for path in found if path.is_file())
 
 
 def conftest_on_a_machine_with(devices: int) -> str:

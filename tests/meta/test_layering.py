@@ -52,7 +52,20 @@ MAY_IMPORT_LATE = ("", "__main__", "driver.registry", "tools")
 
 # Third parties beside NumPy: in these modules only, and inside functions.
 OPTIONAL = frozenset(
-    "cupy cupyx cupy_backends cuda torch jax numba ml_dtypes OpenGL moderngl PIL tqdm".split()
+    [
+        "cupy",
+        "cupyx",
+        "cupy_backends",
+        "cuda",
+        "torch",
+        "jax",
+        "numba",
+        "ml_dtypes",
+        "OpenGL",
+        "moderngl",
+        "PIL",
+        "tqdm",
+    ]
 )
 MAY_USE_OPTIONAL = (
     "driver.cuda",
