@@ -17,6 +17,20 @@ from cupy.cuda import runtime
 
 from ...errors import CuglueError, DevicePoisoned, DriverError, LaunchError, OutOfMemory
 
+__all__ = [
+    "NOT_READY",
+    "CUDADriverError",
+    "CUDARuntimeError",
+    "call",
+    "call_runtime",
+    "cu",
+    "failure",
+    "failure_of",
+    "nonzero",
+    "runtime",
+    "unknown_handle",
+]
+
 CUDARuntimeError = runtime.CUDARuntimeError
 CUDADriverError: Any = cupy_driver.CUDADriverError
 

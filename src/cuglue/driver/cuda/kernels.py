@@ -12,7 +12,7 @@ from cupy.cuda.function import Function
 
 from ...errors import CuglueError, DriverError, LaunchError, UnsupportedError, UsageError
 from ..protocol import SimFunction, Span, SurfaceArg
-from .calls import CUDADriverError, call, cu, failure_of, runtime, unknown_handle
+from .calls import CUDADriverError, CUDARuntimeError, call, cu, failure_of, runtime, unknown_handle
 from .contexts import Contexts
 
 _DEFAULT_SHARED = 48 << 10  # bytes of dynamic shared memory that need no asking
@@ -128,7 +128,7 @@ class Kernels(Contexts):
             self._allow_shared(entry, shared)
         try:
             entry.function(grid, block, values, shared, _StreamHandle(stream), entry.cooperative)
-        except CUDADriverError as error:
+        except (CUDADriverError, CUDARuntimeError) as error:
             raise failure_of(error, "cuLaunchKernel") from error
 
     def _allow_shared(self, entry: _Kernel, nbytes: int) -> None:
