@@ -7,6 +7,8 @@ no driver call, no exception; the next call on our side drains it.
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from .stream import Stream
 
 Use = tuple["Stream", int]
+_log = logging.getLogger(__name__)
 
 
 class Retired:
@@ -44,8 +47,12 @@ class RetireQueue:
     """What waits on one device. Reached as ``device_state(driver, device).retire``."""
 
     def __init__(self, state: DeviceState) -> None:
+        self.forgotten: deque[Callable[[], None]] = (
+            deque()
+        )  # what finalisers left; empty costs one test to see
         self._state = state
-        self._inbox: deque[Retired | Callable[[], None]] = deque()
+        self._pid = os.getpid()
+        self._inbox: deque[Retired] = deque()
         self._waiting: list[Retired] = []
         self._draining = threading.RLock()
         self._owner: int | None = None  # thread that drains now; a drain inside a drain does nothing
@@ -70,15 +77,36 @@ class RetireQueue:
 
     def forget(self, action: Callable[[], None]) -> None:
         """Run ``action`` at the next drain. The one call a finaliser may make."""
-        self._inbox.append(action)
+        self.forgotten.append(action)
+
+    def run_forgotten(self) -> None:
+        """Run what finalisers left. Never raises and never waits, so that an allocation may call it.
+
+        What fails is kept: the next :meth:`drain` tries it again and reports it.
+        """
+        if os.getpid() != self._pid:
+            return  # a forked child: everything belongs to the parent
+        while self.forgotten:
+            try:
+                action = self.forgotten.popleft()
+            except IndexError:
+                return  # another thread was quicker
+            try:
+                action()
+            except Exception:  # noqa: BLE001 - kept, and reported by drain
+                _log.warning("giving back memory failed; it is tried again", exc_info=True)
+                self._inbox.append(Retired((), action, 0, None))
+            except BaseException:
+                self.forgotten.append(action)
+                raise
 
     def __len__(self) -> int:
-        return len(self._inbox) + len(self._waiting)
+        return len(self.forgotten) + len(self._inbox) + len(self._waiting)
 
     @property
     def bytes_waiting(self) -> int:
         """Bytes held by what waits."""
-        return sum(r.nbytes for r in (*self._inbox, *self._waiting) if isinstance(r, Retired))
+        return sum(r.nbytes for r in (*self._inbox, *self._waiting))
 
     def drain(self, *, block: bool = False) -> int:
         """Run every action whose uses are done; the number run.
@@ -91,7 +119,7 @@ class RetireQueue:
         Raises:
             SeveralErrors: two or more actions or waits failed; a single error is raised as it is.
         """
-        if not self._inbox and not self._waiting:
+        if (not self.forgotten and not self._inbox and not self._waiting) or os.getpid() != self._pid:
             return 0
         me = threading.get_ident()
         if self._owner == me or not self._draining.acquire(blocking=block):
@@ -103,8 +131,7 @@ class RetireQueue:
         pending = deque(self._waiting)
         self._waiting = []
         try:
-            while pending or self._inbox:  # finalisers may append while actions run
-                self._take_inbox(pending)
+            while self._take_arrivals(pending) or pending:  # finalisers may append while actions run
                 item = pending.popleft()
                 try:
                     if block:
@@ -130,11 +157,20 @@ class RetireQueue:
             raise SeveralErrors("draining the retire queue", errors=errors) from errors[0]
         return done
 
-    def _take_inbox(self, into: deque[Retired]) -> None:
-        """Move what arrived (also by finalisers that ran meanwhile) to ``into``."""
+    def _take_arrivals(self, into: deque[Retired]) -> bool:
+        """Move what arrived (also by finalisers that ran meanwhile) to ``into``; True if there was anything."""
+        found = False
         while self._inbox:
-            item = self._inbox.popleft()
-            into.append(item if isinstance(item, Retired) else Retired((), item, 0, None))
+            into.append(self._inbox.popleft())
+            found = True
+        while self.forgotten:
+            try:
+                action = self.forgotten.popleft()
+            except IndexError:  # another thread ran it
+                break
+            into.append(Retired((), action, 0, None))
+            found = True
+        return found
 
 
 def _wait(item: Retired) -> None:

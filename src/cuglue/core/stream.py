@@ -22,7 +22,23 @@ from ..errors import CaptureError, StreamMisuse, UsageError
 from .device import DeviceState, device_state
 
 _ids = itertools.count(1)
+_threads = threading.local()
 _POLL_ABOVE = 16  # outstanding events of a stream before old ones are looked at
+
+
+class ThreadToken:
+    """A thread as an object that ends with it: idents are reused, and a per-thread stream must not change hands."""
+
+    __slots__ = ()
+
+
+def this_thread() -> ThreadToken:
+    """The token of the calling thread."""
+    try:
+        return cast(ThreadToken, _threads.token)
+    except AttributeError:
+        token = _threads.token = ThreadToken()
+        return token
 
 
 class Stream:
@@ -36,6 +52,7 @@ class Stream:
         seq: how much was submitted.
         synced: per stream id, the seq of that stream which work queued here from now on comes after.
         completed: the seq known to be done.
+        thread: whose per-thread default stream this is; None for every other stream.
     """
 
     __slots__ = (
@@ -54,7 +71,9 @@ class Stream:
         "thread",
     )
 
-    def __init__(self, state: DeviceState, handle: int, owner: object, thread: int | None = None) -> None:
+    def __init__(
+        self, state: DeviceState, handle: int, owner: object, thread: ThreadToken | None = None
+    ) -> None:
         self.state = state
         self.driver: Driver = state.driver
         self.device = state.device
@@ -140,7 +159,7 @@ class Stream:
             covered = self.seq
             event = self.state.take_event()
             try:
-                if self._nameable():
+                if self.nameable():
                     self.refuse_capture("record an event")
                     self.driver.event_record(event, self.handle)
                 elif self.state.capabilities.context_events:
@@ -154,10 +173,10 @@ class Stream:
             self._events.append((covered, event))
             return covered, event
 
-    def _nameable(self) -> bool:
+    def nameable(self) -> bool:
         """Whether the handle surely means this stream on this thread: its owner lives, or it is a default stream."""
         if self.thread is not None:
-            return self.thread == threading.get_ident()
+            return self.thread is this_thread()
         return self.owner is not None or self.handle in (0, LEGACY_STREAM)
 
     # --- progress -----------------------------------------------------------------------------------------------
@@ -189,7 +208,7 @@ class Stream:
         """Block the host until everything queued here is done; raises the fault that this reveals."""
         self.refuse_capture("synchronize")
         seq = self.seq
-        if self._nameable():
+        if self.nameable():
             self.driver.stream_synchronize(self.handle)
         else:
             self.driver.device_synchronize(self.device)
@@ -214,7 +233,7 @@ class Stream:
     # --- captures -----------------------------------------------------------------------------------------------
     def capture_status(self) -> CaptureStatus:
         """Whether this stream captures a graph; a stream that cannot be named from here does not."""
-        return self.driver.capture_status(self.handle) if self._nameable() else CaptureStatus.NONE
+        return self.driver.capture_status(self.handle) if self.nameable() else CaptureStatus.NONE
 
     @property
     def capturing(self) -> bool:
@@ -293,15 +312,18 @@ def as_stream(obj: object = None, *, device: int | None = None, driver: Driver |
         _check_device(obj, own_device, device)
     state = device_state(driver, own_device if own_device is not None else device or 0)
     owner = None if isinstance(obj, int) else obj
-    thread = threading.get_ident() if handle == PER_THREAD_STREAM else None
+    thread = this_thread() if handle == PER_THREAD_STREAM else None
     key: Any = handle if thread is None else (handle, thread)
     reference = state.streams.get(key)
     record = reference() if reference is not None else None
+    if record is not None and record.owner is None and owner is not None:
+        if record.nameable():
+            record.owner = owner
+        else:
+            record = None  # known by its number alone: it may be gone, and its handle somebody else's by now
     if record is None:
         record = Stream(state, handle, owner, thread)
         state.streams[key] = weakref.ref(record, lambda _: _forget(state, key))
-    elif record.owner is None and owner is not None:
-        record.owner = owner
     return record
 
 
