@@ -31,6 +31,8 @@ class DeviceState:
         self.capabilities = driver.capabilities(device)
         self.streams: dict[Any, weakref.ref[Stream]] = {}  # by handle; per-thread streams by (handle, thread)
         self.retire: RetireQueue = RetireQueue(self)
+        # Held from the first wait to the stamp of an operation: two threads on one block must not interleave there.
+        self.ordering = threading.RLock()
         self._spare: deque[int] = deque()  # events; appended by finalisers, so a deque and no lock
 
     def take_event(self) -> int:
