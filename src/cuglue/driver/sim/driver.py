@@ -1,0 +1,115 @@
+"""The simulated device as a driver: all calls together, and what a test asks of it beyond the protocol.
+
+Owns the public face. The calls are in the ``*_calls`` modules.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from ..protocol import Capabilities, MemoryType
+from .copy_calls import CopyCalls
+from .hazards import Hazard
+from .kernel_calls import KernelCalls
+from .memory_calls import MemoryCalls
+from .queues import Handles
+from .state import driver_call
+from .stream_calls import StreamCalls
+from .streams import CurrentStreams, SimStream, StreamChoice
+
+
+class SimDriver(MemoryCalls, CopyCalls, StreamCalls, KernelCalls):
+    """A driver without a device: real memory, deferred work, and an oracle that judges its order.
+
+    Nothing runs before a wait (``stream_synchronize``, ``event_synchronize``, ``device_synchronize``, a blocking
+    free); a query runs one step and then answers; which stream goes on is chosen by ``seed``. Two uses of the same
+    bytes that nothing orders are a hazard in whatever order they ran: it is listed in :attr:`hazards` and raised by
+    the next wait.
+
+    Args:
+        seed: chooses among the streams that can go on.
+        devices: number of devices.
+        memory_bytes: memory of each device.
+        wait_limit: seconds after which a wait for something that nobody releases raises ``DeviceHangs``.
+        disable: names of Capabilities fields to switch off; the calls that they guard answer 801.
+
+    Ordering: see each call. Python threads may share it; one call at a time is let in, and a call that waits lets
+    others in while nothing can go on.
+    """
+
+    name = "sim"
+
+    def __init__(self, seed: int = 0, devices: int = 1, **options: Any) -> None:
+        super().__init__(seed, devices, **options)
+        self._current = CurrentStreams()
+        self._events = Handles(0x6000_0000, 32)
+        self._kernels = Handles(0x7000_0000, 16)
+
+    # --- devices --------------------------------------------------------------------------------------------------
+    @driver_call
+    def device_count(self) -> int:
+        """Number of devices."""
+        return len(self._devices)
+
+    @driver_call
+    def capabilities(self, device: int) -> Capabilities:
+        """Everything, less what was switched off."""
+        flags = (n for n, f in Capabilities.__dataclass_fields__.items() if f.type == "bool")
+        return Capabilities(MemoryType.HOST, **{name: name not in self._disabled for name in flags})
+
+    @driver_call
+    def device_name(self, device: int) -> str:
+        """Its name."""
+        return f"cuglue simulated device {device}"
+
+    @driver_call
+    def device_uuid(self, device: int) -> bytes:
+        """16 bytes, the same in every process."""
+        return uuid.uuid5(uuid.NAMESPACE_OID, f"cuglue-sim-{device}").bytes
+
+    # --- streams as objects ---------------------------------------------------------------------------------------
+    def Stream(self, device: int = 0) -> SimStream:
+        """A new stream, as an object."""
+        return SimStream(self, self._current, device)
+
+    def current_stream(self, stream: Any) -> StreamChoice:
+        """Make ``stream`` current on this thread, until the end of the ``with`` if used in one."""
+        return self._current.choose(stream)
+
+    @driver_call
+    def stream_current(self, device: int) -> Any:
+        """The current stream of this thread; the legacy default one where it belongs to another device."""
+        stream = self._current.get()
+        return stream if getattr(stream, "device", device) == device else 0
+
+    # --- for tests ------------------------------------------------------------------------------------------------
+    @property
+    def hazards(self) -> list[Hazard]:
+        """All hazards found so far, raised or not."""
+        with self._changed:
+            return list(self._hazards)
+
+    def check(self) -> None:
+        """Raise HazardError for hazards that no wait has raised yet."""
+        with self._changed:
+            self._raise_hazards()
+
+    def pump(self) -> None:
+        """Run everything that can run. It orders nothing and raises nothing: use it to look, not to wait."""
+        with self._changed:
+            while self._scheduler.step():
+                pass
+
+    def inventory(self) -> dict[str, int]:
+        """What is alive, for leak checks: counts, and bytes where the name says so."""
+        with self._changed:
+            live = self._space.live()
+            kinds = ("malloc", "malloc_async", "malloc_managed", "host_alloc")
+            return {
+                **{kind: sum(a.kind == kind for a in live) for kind in kinds},
+                "bytes": sum(a.nbytes for a in live if a.kind in kinds),
+                "streams": len(self._streams),
+                "events": len(self._events),
+                "kernels": len(self._kernels),
+            }

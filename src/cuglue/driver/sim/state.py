@@ -1,0 +1,230 @@
+"""The state behind every call of the simulated device: devices, addresses, clocks, hazards and faults.
+
+Owns the lock, what is known about memory, and the list of hazards. Must not know queueing or waiting (:mod:`core`) nor
+what any call means (the ``*_calls`` modules, mixins over it).
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
+
+from ...errors import DevicePoisoned, UsageError
+from ..protocol import Access, Capabilities, MemoryType
+from . import codes
+from .capture import Capture
+from .hazards import Hazard, HazardError, Operation, call_site
+from .memory import AddressSpace, Allocation, Bytes, Storage
+from .queues import Handles, Mark, Queue, Record, Scheduler
+from .ranges import Range
+from .shadow import HOST, Clock, Use
+from .watch import Watch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+C = TypeVar("C", bound="State")
+
+
+def driver_call(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P], R]:
+    """Count the call and let one thread at a time in."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def call(self: C, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._changed:
+            self._enter(name)
+            return method(self, *args, **kwargs)
+
+    return call  # type: ignore[return-value]  # wraps() gives up the name of self
+
+
+class Touch(NamedTuple):
+    """An operation's use of bytes of one allocation."""
+
+    allocation: Allocation
+    range: Range
+    access: Access
+
+
+class Fault(Exception):
+    """A kernel did what faults on a real device; ``code`` says what. Never leaves the simulated device."""
+
+    def __init__(self, code: int, what: str) -> None:
+        super().__init__(what)
+        self.code = code
+
+
+@dataclass(eq=False, slots=True)
+class Device:
+    """One simulated device."""
+
+    ordinal: int
+    limit: int  # bytes of memory
+    used: int = 0  # bytes live and pooled
+    pooled: list[tuple[Allocation, Use, Mark]] = field(default_factory=list)
+    legacy: Queue | None = None
+    per_thread: dict[int, Queue] = field(default_factory=dict)
+    fault: DevicePoisoned | None = None
+    fault_seen: bool = False
+    context_waits: list[Record] = field(default_factory=list)
+
+
+class State:
+    """State of the simulated device. See :class:`cuglue.driver.sim.SimDriver` for the public face."""
+
+    def __init__(
+        self,
+        seed: int = 0,
+        devices: int = 1,
+        *,
+        memory_bytes: int = 4 << 30,
+        wait_limit: float = 10.0,
+        disable: Collection[str] = (),
+    ) -> None:
+        unknown = set(disable) - set(Capabilities.__dataclass_fields__)
+        if unknown or devices < 1:
+            raise UsageError(
+                "SimDriver",
+                got=f"disable={sorted(unknown)}, devices={devices}",
+                expected="fields of Capabilities and at least one device",
+            )
+        self.seed = seed
+        self.wait_limit = wait_limit
+        self.counts: Counter[str] = Counter()
+        self._disabled = frozenset(disable)
+        self._changed = threading.Condition(threading.RLock())
+        self._devices = [Device(i, memory_bytes) for i in range(devices)]
+        self._space = AddressSpace()
+        self._storage = Storage(self._space.forget)
+        self._scheduler = Scheduler(seed)
+        self._graph_random = Random(seed)
+        self._streams: Handles[Queue] = Handles(0x5000_0000, 64)
+        self._parties = HOST  # newest party of the clocks
+        self._host: Clock = {}
+        self._captures: list[Capture] = []
+        self._watched: dict[int, Allocation] = {}
+        self._hazards: list[Hazard] = []
+        self._unreported: list[Hazard] = []
+        self._local = threading.local()
+        self._callback_threads: set[int] = set()
+        self._executing: int | None = None
+
+    # --- entering a call ------------------------------------------------------------------------------------------
+    def _enter(self, call: str) -> None:
+        thread = threading.get_ident()
+        if thread in self._callback_threads or self._executing == thread:
+            raise codes.refused(
+                codes.NOT_PERMITTED, call, "driver call from a host callback or a sim function"
+            )
+        self.counts[call] += 1
+
+    def _device(self, ordinal: int, call: str) -> Device:
+        """The device, unless it is poisoned."""
+        if not 0 <= ordinal < len(self._devices):
+            raise codes.refused(
+                codes.INVALID_DEVICE, call, f"device {ordinal}", expected=f"0 to {len(self._devices) - 1}"
+            )
+        device = self._devices[ordinal]
+        if device.fault is not None and device.fault_seen:
+            raise codes.poisoned(device.fault.code, call, f"device {ordinal}: {device.fault.what}")
+        return device
+
+    def _needs(self, capability: str, call: str) -> None:
+        if capability in self._disabled:
+            raise codes.refused(codes.NOT_SUPPORTED, call, f"capability {capability} is switched off")
+
+    # --- hazards and faults -----------------------------------------------------------------------------------------
+    def _hazard(
+        self, kind: str, allocation: Allocation, range: Range, first: Operation, second: Operation
+    ) -> None:
+        hazard = Hazard(kind, allocation.ptr + range.start, range.nbytes, first, second)
+        lines = (kind, first.site, second.site)
+        if all(
+            (h.kind, h.first.site, h.second.site) != lines for h in self._unreported
+        ):  # a loop reports once
+            self._hazards.append(hazard)
+            self._unreported.append(hazard)
+
+    def _host_use(self, allocation: Allocation, range: Range, access: Access, name: str) -> Operation:
+        """The host reads or writes now: whatever it has not waited for is a hazard."""
+        operation = Operation(name, None, call_site())
+        if self._lives(Touch(allocation, range, access), operation):
+            for old in allocation.log.conflicts(range, access, self._host):
+                self._hazard("host access that nothing orders", allocation, range, old.operation, operation)
+        return operation
+
+    def _watch(self, allocation: Allocation) -> Watch:
+        if allocation.watch is None:
+            allocation.watch = Watch(
+                allocation.data, lambda kind, range, a, b: self._hazard(kind, allocation, range, a, b)
+            )
+            self._watched[id(allocation)] = allocation
+        return allocation.watch
+
+    def _lives(self, touch: Touch, operation: Operation) -> bool:
+        allocation = touch.allocation
+        if allocation.live:
+            return True
+        kind = "use after unmap" if allocation.kind == "mapped" else "use after free"
+        self._hazard(kind, allocation, touch.range, allocation.end or allocation.began, operation)
+        return False
+
+    def _reveal(self, devices: Iterable[int], call: str) -> None:
+        for ordinal in devices:
+            device = self._devices[ordinal]
+            if device.fault is not None:
+                device.fault_seen = True
+                error = codes.poisoned(device.fault.code, call, f"device {ordinal}: {device.fault.what}")
+                raise error from device.fault.__cause__
+
+    def _raise_hazards(self) -> None:
+        if self._unreported:
+            found, self._unreported = tuple(self._unreported), []
+            raise HazardError("work that nothing orders", hazards=found)
+
+    def _poison(self, device: int, code: int, what: str, cause: BaseException | None) -> None:
+        own = self._devices[device]
+        if own.fault is None:
+            own.fault = codes.poisoned(code, "kernel_launch", what)
+            own.fault.__cause__ = cause
+        self._scheduler.drop_work(device)
+
+    # --- addresses ------------------------------------------------------------------------------------------------
+    def _touch(self, ptr: int, range: Range, access: Access, call: str) -> Touch:
+        """``range`` (from ``ptr`` on) as a use of the allocation that holds it."""
+        allocation = self._space.find(ptr)
+        if allocation is None:
+            raise codes.refused(
+                codes.INVALID_VALUE, call, "address", got=f"{ptr:#x}", expected="memory of a device"
+            )
+        own = range.shifted(ptr - allocation.ptr)
+        if own.start < 0 or own.end > allocation.nbytes:
+            raise codes.refused(
+                codes.INVALID_VALUE,
+                call,
+                f"range of {range.nbytes} bytes at {ptr:#x}",
+                expected=f"within the {allocation.nbytes} bytes at {allocation.ptr:#x}",
+            )
+        return Touch(allocation, own, access)
+
+    def _operation(self, name: str, queue: Queue | None = None) -> Operation:
+        return Operation(name, queue.handle if queue is not None else None, call_site())
+
+    def _admit(self, data: Bytes, device: int, type: MemoryType, kind: str, began: Operation) -> Allocation:
+        """A live allocation over ``data``."""
+        allocation = Allocation(data.ctypes.data, data.nbytes, device, type, kind, data, began)
+        self._space.add(allocation)
+        return allocation
+
+    def _end(self, allocation: Allocation, operation: Operation) -> None:
+        """The life of ``allocation`` ends for whoever queues work from now on."""
+        allocation.live = False
+        allocation.end = operation
+        if allocation.watch is not None:
+            allocation.watch.check()
+            self._watched.pop(id(allocation), None)
