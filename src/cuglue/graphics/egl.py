@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from cuglue.errors import DriverError, UnsupportedError
 
 NONE = 0x3038
 OPENGL_API = 0x30A2
+_DRAW, _READ = 0x3059, 0x305A
 _EXTENSIONS = 0x3055
 _VENDOR = 0x3053
 _PLATFORM_DEVICE = 0x313F
@@ -105,7 +107,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "eglMakeCurrent": (ctypes.c_uint, (_P, _P, _P, _P)),
     "eglGetCurrentContext": (_P, ()),
     "eglGetCurrentDisplay": (_P, ()),
-    "eglReleaseThread": (ctypes.c_uint, ()),
+    "eglGetCurrentSurface": (_P, (_I,)),
 }
 _EXTENSION_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "eglGetPlatformDisplayEXT": (_P, (ctypes.c_uint, _P, _P)),
@@ -289,6 +291,19 @@ def release_current(display: int) -> None:
     """Leave the calling thread without a current context."""
     if not library().eglMakeCurrent(display, None, None, None):
         raise _failure("eglMakeCurrent", f"releasing the context current on EGL display {display:#x}")
+
+
+def remember_current() -> Callable[[], None]:
+    """Note the calling thread's EGL context and surfaces; the function returned makes them current again."""
+    egl = library()
+    context, display = egl.eglGetCurrentContext(), egl.eglGetCurrentDisplay()
+    surfaces = egl.eglGetCurrentSurface(_DRAW), egl.eglGetCurrentSurface(_READ)
+
+    def give_back() -> None:
+        if context and not egl.eglMakeCurrent(display, *surfaces, context):
+            raise _failure("eglMakeCurrent", f"giving back EGL context {context:#x}")
+
+    return give_back
 
 
 def destroy_context(native: Native) -> None:

@@ -104,7 +104,8 @@ class GlContext(Owned):
         )
         self.software = any(word in self.renderer.lower() for word in _SOFTWARE)
         self.cuda_device = device.cuda_device if device else None
-        self.uuid = (device.uuid if device else None) or _gl_uuid(gl)
+        # Mesa's software renderers put their version there.
+        self.uuid = (device.uuid if device else None) or (None if self.software else _gl_uuid(gl))
         self.ops = InlineOps(native.id)
 
     @property
@@ -134,17 +135,10 @@ class GlContext(Owned):
         if isinstance(self.ops, WorkerOps):
             if current_context() == self.id:
                 return
-            raise WrongThreadError(
-                f"{self!r} belongs to its worker",
-                owner=self.ops.thread,
-                caller=ThreadRef.current(),
-                got=ThreadRef.current(),
-                expected=self.ops.thread,
-                hint="Use ops.call(...)",
-            )
+            raise self._elsewhere(f"{self!r} belongs to its worker", "Use ops.call(...)")
         self.native.make_current()
-        if self.ops.thread != ThreadRef.current() or not self.ops.alive:
-            self.ops = InlineOps(self.id)
+        if isinstance(self.ops, InlineOps):
+            self.ops.move_here()
 
     def release(self) -> None:
         """Leave the calling thread without this context, so that another thread may make it current."""
@@ -160,18 +154,27 @@ class GlContext(Owned):
         if isinstance(self.ops, WorkerOps):
             self.ops.close()
             return
-        owner = self.ops.thread
-        if isinstance(self.native, EglContext) and self.ops.alive and owner != ThreadRef.current():
-            raise WrongThreadError(
-                f"closing {self!r}",
-                owner=owner,
-                caller=ThreadRef.current(),
-                got=ThreadRef.current(),
-                expected=owner,
-                hint="Close it there, or make the context with thread='worker'",
+        if isinstance(self.native, ForeignContext):
+            self.ops.close()
+            return
+        if self.ops.alive and self.ops.thread != ThreadRef.current():
+            raise self._elsewhere(
+                f"closing {self!r}", "Close it there, or make the context with thread='worker'"
             )
+        other = current_context()
+        give_back = None
+        if other != self.id and self.ops.alive and (other is None or other.api is WindowSystem.EGL):
+            # What finalisers posted needs this context, not the one that took its place on this thread.
+            give_back = egl.remember_current()
+            self.native.make_current()
         self.ops.close()
         self.native.destroy()
+        if give_back is not None:
+            give_back()
+
+    def _elsewhere(self, what: str, hint: str) -> WrongThreadError:
+        owner, caller = self.ops.thread, ThreadRef.current()
+        return WrongThreadError(what, owner=owner, caller=caller, got=caller, expected=owner, hint=hint)
 
     def _forgotten(self) -> None:
         if isinstance(self.ops, WorkerOps):

@@ -9,29 +9,23 @@ finaliser (it takes no lock, waits for nothing and raises nothing).
 
 from __future__ import annotations
 
-import atexit
-import logging
 import os
 import queue
 import threading
 import time
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from cuglue.errors import BusyError, ClosedError, CuglueError, UsageError, WrongThreadError
+from cuglue.errors import BusyError, ClosedError, WrongThreadError
 from cuglue.graphics.glcurrent import ContextId, ThreadRef, current_context, require_context
-from cuglue.graphics.glqueue import Posted, Queue, Request, drain, refuse, run
-from cuglue.graphics.glworker import OwnedContext, moving, serve
+from cuglue.graphics.glqueue import Posted, Queue, Request, check_process, drain, refuse, run
+from cuglue.graphics.glworker import OwnedContext, Start, close_at_exit, serve
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
 
 #: How long closing waits for a worker that is inside a GL call, in seconds.
 JOIN_SECONDS = 10.0
-#: How long a call waits to be pumped unless told otherwise, in seconds.
-PUMP_SECONDS = 30.0
 #: How often a waiting call looks whether the pumping thread still lives, in seconds.
 ALIVE_CHECK_SECONDS = 0.2
 
@@ -83,7 +77,7 @@ class GlOps(ABC):
         return WorkerOps(context)
 
     @staticmethod
-    def pumped(*, time_limit: float = PUMP_SECONDS) -> PumpedOps:
+    def pumped(*, time_limit: float = 30.0) -> PumpedOps:
         """Calls wait until the application calls :meth:`PumpedOps.pump` on the thread that has the context.
 
         Args:
@@ -131,13 +125,7 @@ class GlOps(ABC):
     # --- shared
 
     def _check_alive(self) -> None:
-        if self._pid != os.getpid():
-            raise UsageError(
-                f"{self} in a forked child",
-                got=f"process {os.getpid()}",
-                expected=f"process {self._pid}",
-                hint="An OpenGL context does not survive fork: start children with 'spawn', or make the context there",
-            )
+        check_process(self, self._pid)
         if not self.alive:
             raise self._gone()
 
@@ -162,8 +150,7 @@ class InlineOps(GlOps):
     def __init__(self, context_id: ContextId) -> None:
         super().__init__()
         self._context_id = context_id
-        self._owner = threading.current_thread()
-        self._thread = ThreadRef.current()
+        self.move_here()
 
     @property
     def context_id(self) -> ContextId:
@@ -177,6 +164,10 @@ class InlineOps(GlOps):
     def alive(self) -> bool:
         return super().alive and self._owner.is_alive()
 
+    def move_here(self) -> None:
+        """Follow the context, which was made current on this thread."""
+        self._owner, self._thread = threading.current_thread(), ThreadRef.current()
+
     def call(self, fn: Callable[..., T], *args: Any) -> T:
         self._check_alive()
         if threading.current_thread() is not self._owner:
@@ -188,10 +179,8 @@ class InlineOps(GlOps):
     def close(self) -> None:
         if self._closed:
             return
-        here = (
-            self.alive and threading.current_thread() is self._owner and current_context() == self._context_id
-        )
-        if here:
+        mine = self.alive and threading.current_thread() is self._owner
+        if mine and current_context() == self._context_id:
             drain(self._queue, run)  # while still open: what was posted may itself make calls
         self._closed = True
         drain(self._queue, refuse)
@@ -202,20 +191,28 @@ class WorkerOps(GlOps):
 
     def __init__(self, context: OwnedContext | Callable[[], OwnedContext]) -> None:
         super().__init__()
-        make = context if callable(context) else moving(context)
-        start: Request[OwnedContext] = Request(make, ())
+        here = None if callable(context) or current_context() != context.id else context.native
+        if here is not None:
+            here.release()  # a context is current on one thread at most
         self._ended = threading.Event()
         # The thread holds the queue and the native context, never these ops or the context object: forgetting
         # those two must be possible, so that a finaliser can report it and stop the thread.
+        start = Start(context)
         self._owner = threading.Thread(
             target=serve, args=(self._queue, self._ended, start), name="cuglue-gl", daemon=True
         )
         self._owner.start()
-        start.wait()
-        self._context = start.answer()
+        try:
+            start.request.wait()
+            self._context = start.request.answer()
+        except BaseException:
+            self.stop()
+            if here is not None:
+                here.make_current()
+            raise
         self._thread = ThreadRef(self._owner.ident or 0, self._owner.name)
         self._context.hand_over(self)
-        _workers.add(self)
+        close_at_exit(self)
 
     @property
     def context(self) -> OwnedContext:
@@ -295,9 +292,7 @@ class PumpedOps(GlOps):
         if threading.current_thread() is self._owner:
             if self._thread is None:
                 self._meet()
-            require_context(
-                self._context_id
-            )  # without the context, waiting here for ourselves would never end
+            require_context(self._context_id)  # to wait here for ourselves would never end
             return fn(*args)
         request = Request(fn, args)
         self._queue.put(request)
@@ -305,13 +300,15 @@ class PumpedOps(GlOps):
             drain(self._queue, refuse)
         deadline = time.monotonic() + self._time_limit
         while not request.wait(min(ALIVE_CHECK_SECONDS, max(0.0, deadline - time.monotonic()))):
-            if not self.alive and request.withdraw():
-                raise self._gone()
-            if time.monotonic() >= deadline and request.withdraw():
-                raise TimeoutError(
-                    f"{self} did not run a call within {self._time_limit} s. Call ops.pump() there"
-                )
+            if self.alive and time.monotonic() < deadline:
+                continue
+            if request.withdraw():
+                raise self._late() if self.alive else self._gone()
+            request.wait()  # it has started: what comes of it is the caller's
         return request.answer()
+
+    def _late(self) -> TimeoutError:
+        return TimeoutError(f"{self} did not run a call within {self._time_limit} s. Call ops.pump() there")
 
     def pump(self, timeout: float = 0.0) -> int:
         """Run what was queued, on the thread and in the context of these ops; returns how many calls ran.
@@ -337,9 +334,9 @@ class PumpedOps(GlOps):
                 first = self._queue.get(timeout=timeout)
             except queue.Empty:
                 return 0
+            count = 1
             if first is not None:
                 first.run()
-                count = 1
         return count + drain(self._queue, run)
 
     def close(self) -> None:
@@ -350,16 +347,3 @@ class PumpedOps(GlOps):
             drain(self._queue, run)
         self._closed = True
         drain(self._queue, refuse)
-
-
-_workers: weakref.WeakSet[WorkerOps] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_workers() -> None:
-    """End the workers while Python still runs: a daemon thread is frozen later, and calls to it would hang."""
-    for ops in list(_workers):
-        try:
-            ops.close()
-        except CuglueError:
-            log.exception("a GL worker did not end at exit")

@@ -6,12 +6,13 @@ Owns their life: exactly one party runs, withdraws or refuses each. Must not kno
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
-from cuglue.errors import ClosedError
+from cuglue.errors import ClosedError, UsageError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -35,8 +36,10 @@ class Request(Generic[T]):
     def run(self) -> None:
         if not self.claim():
             return
+        fn, args = self.fn, self.args
+        del self.fn, self.args  # whoever waits may keep the request, but not what it worked on
         try:
-            self.value = self.fn(*self.args)
+            self.value = fn(*args)
         except BaseException as error:  # noqa: BLE001 - the caller's to handle, whatever it is
             self.error = error
         self.done.set()
@@ -61,7 +64,8 @@ class Request(Generic[T]):
     def answer(self) -> T:
         """The value, or the error raised; only once ``done`` is set."""
         if self.error is None:
-            return cast(T, self.value)
+            value, self.value = self.value, None
+            return cast(T, value)
         try:
             raise self.error
         finally:
@@ -110,3 +114,14 @@ def refuse(item: Request[Any] | Posted) -> None:
     item.refuse(
         ClosedError("the GL context's thread has ended", hint="Keep the context open as long as it is used")
     )
+
+
+def check_process(who: object, pid: int) -> None:
+    """Refuse to use in a forked child what the parent made."""
+    if os.getpid() != pid:
+        raise UsageError(
+            f"{who} in a forked child",
+            got=f"process {os.getpid()}",
+            expected=f"process {pid}",
+            hint="An OpenGL context does not survive fork: start children with 'spawn', or make the context there",
+        )

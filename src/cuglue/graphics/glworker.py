@@ -6,8 +6,10 @@ native context, never the ops or the context object: both must be forgettable, s
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -38,25 +40,29 @@ class OwnedContext(Protocol):
     def hand_over(self, ops: Any) -> None: ...
 
 
-def moving(context: OwnedContext) -> Callable[[], OwnedContext]:
-    """Take the context off the calling thread now, so that it can be made current on another one."""
-    context.native.release()
+class Start:
+    """How a worker begins: takes or makes its context on the new thread, and keeps the native one for the loop."""
 
-    def arrive() -> OwnedContext:
-        context.native.make_current()
-        return context
+    __slots__ = ("native", "request")
 
-    return arrive
+    def __init__(self, context: OwnedContext | Callable[[], OwnedContext]) -> None:
+        self.native: NativeContext | None = None
+        self.request: Request[OwnedContext] = Request(self._begin, (context,))
+
+    def _begin(self, context: OwnedContext | Callable[[], OwnedContext]) -> OwnedContext:
+        made = context() if callable(context) else context
+        made.native.make_current()
+        self.native = made.native
+        return made
 
 
-def serve(items: Queue, ended: threading.Event, start: Request[OwnedContext]) -> None:
+def serve(items: Queue, ended: threading.Event, start: Start) -> None:
     """Body of a worker thread: make the context, run what arrives until told to stop, free the context."""
-    start.run()
-    if start.value is None:
+    start.request.run()
+    native = start.native
+    if native is None:
         ended.set()
         return
-    native = start.value.native
-    del start
 
     def run_current(item: Request[Any] | Posted) -> None:
         if current_context() != native.id:  # an earlier call left another context current
@@ -79,3 +85,24 @@ def serve(items: Queue, ended: threading.Event, start: Request[OwnedContext]) ->
             native.destroy()
         except CuglueError:
             log.exception("the context of a GL worker could not be freed")
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+_live: weakref.WeakSet[_Closable] = weakref.WeakSet()
+
+
+def close_at_exit(worker: _Closable) -> None:
+    """Have ``worker`` closed while Python still runs: a daemon thread is frozen later, and calls to it would hang."""
+    _live.add(worker)
+
+
+@atexit.register
+def _close_all() -> None:
+    for worker in list(_live):
+        try:
+            worker.close()
+        except CuglueError:
+            log.exception("a GL worker did not end at exit")
