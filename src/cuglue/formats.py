@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from cuglue.errors import LayoutError, UnsupportedError
-from cuglue.format_table import FORMATS, Format, Packing, Plane, Texel
-from cuglue.layout import Layout
+from .errors import LayoutError, UnsupportedError
+from .format_table import FORMATS, Format, Packing, Plane, Texel
+from .layout import Layout
 
 _BY_NAME = {f.name: f for f in FORMATS}
 _BY_GL = {f.gl: f for f in FORMATS if f.gl is not None}

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from cuglue.errors import LayoutError
+from .errors import LayoutError
 
 
 def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from cuglue.errors import DriverError, UnsupportedError
+from ..errors import DriverError, UnsupportedError
 
 NONE = 0x3038
 OPENGL_API = 0x30A2

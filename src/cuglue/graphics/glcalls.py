@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from cuglue.errors import DriverError, UnsupportedError
-from cuglue.graphics.glcurrent import require_context
+from ..errors import DriverError, UnsupportedError
+from .glcurrent import require_context
 
 log = logging.getLogger(__name__)
 

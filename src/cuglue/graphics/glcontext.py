@@ -10,13 +10,13 @@ import ctypes
 import queue
 from typing import Any, Literal
 
-from cuglue.errors import DriverError, NoContextError, UnsupportedError, WrongThreadError
-from cuglue.graphics import egl
-from cuglue.graphics.egl import EglDevice, list_egl_devices
-from cuglue.graphics.glcalls import load_gl
-from cuglue.graphics.glcurrent import ContextId, ThreadRef, WindowSystem, current_context, require_context
-from cuglue.graphics.glops import GlOps, InlineOps, WorkerOps
-from cuglue.lifecycle import Owned
+from ..errors import DriverError, NoContextError, UnsupportedError, WrongThreadError
+from ..lifecycle import Owned
+from . import egl
+from .egl import EglDevice, list_egl_devices
+from .glcalls import load_gl
+from .glcurrent import ContextId, ThreadRef, WindowSystem, current_context, require_context
+from .glops import GlOps, InlineOps, WorkerOps
 
 #: Substrings of GL_RENDERER that mean the CPU draws: no CUDA device can share memory with those.
 _SOFTWARE = (

@@ -13,7 +13,7 @@ import threading
 from enum import IntEnum
 from typing import Any, NamedTuple, Self
 
-from cuglue.errors import NoContextError
+from ..errors import NoContextError
 
 
 class WindowSystem(IntEnum):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from cuglue.errors import NotAllocatedError, UsageError
-from cuglue.graphics.glcalls import checked
+from ..errors import NotAllocatedError, UsageError
+from .glcalls import checked
 
 TEXTURE_2D = 0x0DE1
 RENDERBUFFER = 0x8D41

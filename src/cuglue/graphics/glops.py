@@ -17,10 +17,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from cuglue.errors import BusyError, ClosedError, WrongThreadError
-from cuglue.graphics.glcurrent import ContextId, ThreadRef, current_context, require_context
-from cuglue.graphics.glqueue import Posted, Queue, Request, check_process, drain, refuse, run
-from cuglue.graphics.glworker import OwnedContext, Start, close_at_exit, serve
+from ..errors import BusyError, ClosedError, WrongThreadError
+from .glcurrent import ContextId, ThreadRef, current_context, require_context
+from .glqueue import Posted, Queue, Request, check_process, drain, refuse, run
+from .glworker import OwnedContext, Start, close_at_exit, serve
 
 T = TypeVar("T")
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cuglue.errors import LayoutError, UnsupportedError, UsageError
-from cuglue.formats import Format, by_gl
-from cuglue.graphics.glcalls import checked
-from cuglue.graphics.globjects import (
+from ..errors import LayoutError, UnsupportedError, UsageError
+from ..formats import Format, by_gl
+from .glcalls import checked
+from .globjects import (
     RENDERBUFFER,
     TEXTURE_2D,
     ImageInfo,

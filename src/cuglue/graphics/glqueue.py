@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
-from cuglue.errors import ClosedError, UsageError
+from ..errors import ClosedError, UsageError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

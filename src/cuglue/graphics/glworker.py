@@ -13,9 +13,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from cuglue.errors import CuglueError
-from cuglue.graphics.glcurrent import ContextId, current_context
-from cuglue.graphics.glqueue import Posted, Queue, Request, drain, refuse
+from ..errors import CuglueError
+from .glcurrent import ContextId, current_context
+from .glqueue import Posted, Queue, Request, drain, refuse
 
 log = logging.getLogger(__name__)
 
