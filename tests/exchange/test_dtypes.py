@@ -14,7 +14,7 @@ NUMBERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8
 
 @pytest.mark.parametrize("code", NUMBERS)
 def test_numbers_as_numpy_exports_them(code):
-    import dlpack_reader
+    from cuglue.testing import dlpack_reader
 
     dtype = np.dtype(code)
     code_, bits, lanes = dlpack_reader.read(np.zeros(3, dtype).__dlpack__()).dtype

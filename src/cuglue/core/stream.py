@@ -308,6 +308,8 @@ def as_stream(obj: object = None, *, device: int | None = None, driver: Driver |
     if obj is None:
         obj = driver.stream_current(device or 0)
     handle, own_device = _handle_of(obj)
+    if handle == LEGACY_STREAM:
+        handle = 0  # two names of one stream: DLPack says 1, CuPy 0, and one must not wait for the other
     if own_device is not None:
         _check_device(obj, own_device, device)
     state = device_state(driver, own_device if own_device is not None else device or 0)

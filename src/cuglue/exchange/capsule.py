@@ -51,7 +51,7 @@ class _Versioned(ctypes.Structure):
 
 def host_capsule(
     array: np.ndarray[Any, Any], element: DLType, *, versioned: bool, copy: bool = False, copied: bool = False
-) -> object:
+) -> Any:
     """A capsule of host memory.
 
     Args:
@@ -84,7 +84,7 @@ def device_capsule(
     readonly: bool = False,
     copied: bool = False,
     plain: bool = True,
-) -> object:
+) -> Any:
     """A capsule of device memory.
 
     Args:
@@ -108,7 +108,7 @@ def device_capsule(
         dtype=layout.dtype,
         is_readonly=readonly,
     )
-    capsule: object = view.__dlpack__(max_version=VERSION if versioned else None)
+    capsule = view.__dlpack__(max_version=VERSION if versioned else None)
     made = dl_type(layout.dtype)
     if element != made or copied or not plain or not layout.size:
         tensor, flags = _open(capsule, versioned=versioned, ndim=layout.ndim, element=made)

@@ -70,9 +70,10 @@ def copy_to_host(owner: ExportOwner, ptr: int, layout: Layout) -> np.ndarray[Any
     stream = owner.stream
     stream.refuse_capture("copy to the host")
     span = np.empty(layout.nbytes, np.uint8)
-    owner.order_consumer(stream)
-    owner.driver.copy_async(span.ctypes.data, ptr, layout.nbytes, CopyKind.D2H, stream.handle)
-    owner.note_consumer(stream)
+    with stream.state.ordering:
+        owner.order_consumer(stream)
+        owner.driver.copy_async(span.ctypes.data, ptr, layout.nbytes, CopyKind.D2H, stream.handle)
+        owner.note_consumer(stream)
     stream.synchronize()
     array: np.ndarray[Any, Any] = np.ndarray(layout.shape, layout.dtype, span, 0, layout.strides)
     return array if layout.is_c_contiguous else array.copy(order="C")
@@ -127,9 +128,10 @@ def copy_on_device(owner: ExportOwner, ptr: int, nbytes: int, stream: Stream | N
         state.retire.push([(stream, stream.submit())], free, nbytes=nbytes)
 
     try:
-        owner.order_consumer(stream)
-        driver.copy_async(copy, ptr, nbytes, CopyKind.D2D, stream.handle)
-        owner.note_consumer(stream)
+        with state.ordering:
+            owner.order_consumer(stream)
+            driver.copy_async(copy, ptr, nbytes, CopyKind.D2D, stream.handle)
+            owner.note_consumer(stream)
     except BaseException:
         state.retire.forget(released)
         raise

@@ -7,6 +7,7 @@ capsules, dictionaries or array libraries.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from ..core.block import BlockLife
@@ -23,6 +24,7 @@ class ExportOwner(Protocol):
     A call that exports goes through these in order: :meth:`check_exportable`; then :meth:`order_consumer` (a stream
     will use the memory) or :meth:`order_host` (the host will); then a token of :attr:`ledger` is issued, which keeps
     the owner alive as long as the export lives; last :meth:`note_consumer`. If one of them raises nothing was exported.
+    The device's ordering lock is held from :meth:`order_consumer` to :meth:`note_consumer`.
     """
 
     @property
@@ -72,6 +74,18 @@ class ExportOwner(Protocol):
 
     def note_cai_reader(self) -> None:
         """The CUDA array interface was read: streams that nobody named may use the memory. Only sets a mark."""
+
+
+@contextmanager
+def used_on(owner: ExportOwner, consumer: Stream | None) -> Iterator[None]:
+    """Make an export for ``consumer``: ordered before, noted after; None orders itself."""
+    if consumer is None:
+        yield
+        return
+    with consumer.state.ordering:
+        owner.order_consumer(consumer)
+        yield
+        owner.note_consumer(consumer)
 
 
 class BlockOwner:
@@ -134,9 +148,9 @@ class BlockOwner:
 
     def order_consumer(self, stream: Stream) -> None:
         """Order ``stream`` after the block's uses and after all that earlier consumers queued."""
-        self.block.prepare(stream, self._access)
-        for other in self._consumers:
+        for other in self._consumers:  # first: what they queued since covers the uses that the block knows
             stream.join(other)
+        self.block.prepare(stream, self._access)
 
     def note_consumer(self, stream: Stream) -> None:
         """Add a use; whatever the stream submits later counts too (:meth:`uses`)."""

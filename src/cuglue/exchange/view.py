@@ -23,7 +23,7 @@ from .capsule import device_capsule, host_capsule
 from .copies import copy_on_device, copy_to_host, host_bytes, host_view, on_host
 from .dlpack import CPU, Route, negotiate
 from .dtypes import NARROW, DLType, carrier, dl_type, narrow_name
-from .owner import ExportOwner
+from .owner import ExportOwner, used_on
 
 
 class Exporter:
@@ -68,7 +68,7 @@ class Exporter:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> object:
+    ) -> Any:
         """A DLPack capsule of the memory.
 
         Args:
@@ -112,22 +112,18 @@ class Exporter:
             return device_capsule(
                 own.ptr, layout, element, device=owner.device, keep=own, versioned=plan.versioned, copied=True
             )
-        if consumer is not None:
-            owner.order_consumer(consumer)
-        capsule = device_capsule(
-            ptr,
-            layout,
-            element,
-            device=owner.device,
-            keep=owner.ledger.issue(owner, "DLPack"),
-            versioned=plan.versioned,
-            readonly=plan.readonly,
-            copied=plan.route is Route.COPY,
-            plain=owner.memory_type is MemoryType.DEVICE,
-        )
-        if consumer is not None:
-            owner.note_consumer(consumer)
-        return capsule
+        with used_on(owner, consumer):
+            return device_capsule(
+                ptr,
+                layout,
+                element,
+                device=owner.device,
+                keep=owner.ledger.issue(owner, "DLPack"),
+                versioned=plan.versioned,
+                readonly=plan.readonly,
+                copied=plan.route is Route.COPY,
+                plain=owner.memory_type is MemoryType.DEVICE,
+            )
 
     def _element(self) -> DLType:
         """The DLPack element type; BufferError where there is none or where the strides cut elements."""
@@ -214,15 +210,12 @@ class Exporter:
         import cupy
 
         stream = as_stream(None, device=owner.device, driver=owner.driver)
-        owner.order_consumer(stream)
-        token = owner.ledger.issue(owner, "cupy()")
         ptr = self.device_ptr if layout.size else 0
-        memory = cupy.cuda.UnownedMemory(ptr, layout.nbytes, token, owner.device)
-        array = cupy.ndarray(
-            layout.shape, layout.dtype, cupy.cuda.MemoryPointer(memory, 0), strides=layout.strides
-        )
-        owner.note_consumer(stream)
-        return array
+        with used_on(owner, stream):
+            token = owner.ledger.issue(owner, "cupy()")
+            memory = cupy.cuda.UnownedMemory(ptr, layout.nbytes, token, owner.device)
+            pointer = cupy.cuda.MemoryPointer(memory, 0)
+            return cupy.ndarray(layout.shape, layout.dtype, pointer, strides=layout.strides)
 
     def torch(self) -> Any:
         """A PyTorch tensor over the memory, in order on PyTorch's current stream; a CPU tensor over host memory.

@@ -1,17 +1,21 @@
 """A DLPack consumer written out in ctypes, to look at every field of what an exporter gives.
 
-A consumer may be in Python: it calls the producer's deleter, and has none of its own.
+Owns the reading of capsules. Must not know who exports. A consumer may be in Python: it calls the producer's deleter,
+and has none of its own.
 """
 
 from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from typing import Any
 
 READ_ONLY, IS_COPIED = 1, 2
 
 
 class DLTensor(ctypes.Structure):
+    """The tensor itself."""
+
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("device_type", ctypes.c_int32),
@@ -27,6 +31,8 @@ class DLTensor(ctypes.Structure):
 
 
 class Versioned(ctypes.Structure):
+    """``DLManagedTensorVersioned``."""
+
     _fields_ = (
         ("major", ctypes.c_uint32),
         ("minor", ctypes.c_uint32),
@@ -38,6 +44,8 @@ class Versioned(ctypes.Structure):
 
 
 class Legacy(ctypes.Structure):
+    """``DLManagedTensor``: no version, no flags."""
+
     _fields_ = (("tensor", DLTensor), ("manager_ctx", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
 
@@ -54,7 +62,9 @@ _USED = {
 
 
 def capsule_name(capsule: object) -> str:
-    return _api.PyCapsule_GetName(capsule).decode()
+    """Its name; "used_..." once it was consumed."""
+    name: bytes = _api.PyCapsule_GetName(capsule)
+    return name.decode()
 
 
 @dataclass
@@ -105,6 +115,7 @@ class ReleasedByHand:
         self._managed = managed
 
     def release(self) -> None:
+        """Call the deleter, once."""
         deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._managed.deleter)
         deleter(ctypes.addressof(self._managed))
 
@@ -112,6 +123,6 @@ class ReleasedByHand:
 def _managed(capsule: object) -> tuple[Versioned | Legacy, DLTensor]:
     name = _api.PyCapsule_GetName(capsule)
     address = _api.PyCapsule_GetPointer(capsule, name)
-    kind = {b"dltensor": Legacy, b"dltensor_versioned": Versioned}[name]
+    kind: Any = {b"dltensor": Legacy, b"dltensor_versioned": Versioned}[name]
     managed = kind.from_address(address)
     return managed, managed.tensor

@@ -1,0 +1,28 @@
+"""For tests of cuglue and of what is built on it: contract suites to inherit, and a look into DLPack capsules.
+
+Names are loaded at first use. Nothing here is imported by the library itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+#: Public name -> module that defines it.
+_WHERE = {
+    "ViewSuite": "view_suite",
+}
+
+__all__ = sorted(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'cuglue.testing' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
