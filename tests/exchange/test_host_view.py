@@ -302,6 +302,27 @@ def test_narrow_types_by_name(name):
         np.testing.assert_array_equal(np.asarray(back), array)
 
 
+def test_records_keep_their_fields():
+    array = np.array([(1, 2.5), (3, 4.5)], [("a", "i4"), ("b", "f4")])
+    with block_view(array) as view:
+        for got in (np.asarray(view), view.numpy(), view.__array__()):
+            assert got.dtype == array.dtype
+            np.testing.assert_array_equal(got, array)
+        assert np.may_share_memory(np.asarray(view), view.__array__())
+        with pytest.raises(BufferError):
+            view.__dlpack__(max_version=V1)
+
+
+def test_without_ml_dtypes_narrow_elements_are_no_numpy_array(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with block_view(numbers((4,), "u2")) as plain:
+        view = plain.view("bfloat16")
+        for attempt in (np.asarray, lambda v: v.numpy()):
+            with pytest.raises(UnsupportedError, match="ml_dtypes"):
+                attempt(view)
+        np.testing.assert_array_equal(view.view("u2").numpy(), numbers((4,), "u2"))
+
+
 def test_a_view_by_another_type_keeps_the_size():
     with block_view(numbers((3,), "f4")) as view:
         np.testing.assert_array_equal(np.asarray(view.view("u4")), numbers((3,), "f4").view("u4"))

@@ -143,7 +143,7 @@ class Exporter:
         host memory, read-only memory, and element types that it cannot name; DLPack has them.
         """
         owner = self.export_owner
-        if on_host(owner) or owner.readonly or self._narrow_name():
+        if on_host(owner) or owner.readonly or not self._has_typestr():
             raise AttributeError(f"{type(self).__name__} has no __cuda_array_interface__ here; use DLPack")
         owner.check_exportable()
         owner.note_cai_reader()
@@ -151,13 +151,14 @@ class Exporter:
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """NumPy's array interface of host memory; AttributeError for device memory.
+        """NumPy's array interface of host memory. There is none (AttributeError) for device memory, and for element
+        types that it cannot name; NumPy asks ``__array__`` then.
 
         Ordering: blocks the host until pending work is done. Ownership: the array made from it holds a token.
         """
         owner, layout = self.export_owner, self.layout
-        if not on_host(owner):
-            raise AttributeError(f"{type(self).__name__} is device memory and has no __array_interface__")
+        if not on_host(owner) or not self._has_typestr():
+            raise AttributeError(f"{type(self).__name__} has no __array_interface__ here")
         fields = array_interface(self.device_ptr, layout, readonly=owner.readonly)
         # A buffer in place of the address: NumPy keeps it as the array's base, and with it the token.
         if layout.size:
@@ -183,7 +184,7 @@ class Exporter:
                 "Use .numpy() for a copy on the host, or .cupy()"
             )
         array = host_view(owner, self.device_ptr, self.layout, how="NumPy array", readonly=owner.readonly)
-        return np.array(array, dtype=dtype, copy=copy)
+        return np.array(self._named(array), dtype=dtype, copy=copy)
 
     # --- libraries ----------------------------------------------------------------------------------------------
     def cupy(self) -> Any:
@@ -232,18 +233,7 @@ class Exporter:
         Raises:
             UnsupportedError: an element type that NumPy has only with ``ml_dtypes``, and that is not installed.
         """
-        array = copy_to_host(self.export_owner, self.device_ptr, self.layout)
-        if self.narrow is None:
-            return array
-        try:
-            import ml_dtypes
-        except ImportError as error:
-            raise UnsupportedError(
-                f"a NumPy array of {self.narrow}",
-                hint="Install ml_dtypes, or use .view('u1') or .view('u2') for the bits",
-                reason="dtype",
-            ) from error
-        return array.view(getattr(ml_dtypes, self.narrow))
+        return self._named(copy_to_host(self.export_owner, self.device_ptr, self.layout))
 
     def view(self, dtype: Any = None, *, legacy_readonly: bool | None = None) -> ArrayView:
         """The same memory, read otherwise.
@@ -268,6 +258,24 @@ class Exporter:
 
     def _narrow_name(self) -> str | None:
         return self.narrow or narrow_name(self.layout.dtype)
+
+    def _has_typestr(self) -> bool:
+        """Whether the array interfaces can name the element type: no record, no type of ``ml_dtypes``."""
+        return self.narrow is None and np.dtype(self.layout.dtype.str) == self.layout.dtype
+
+    def _named(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """``array`` as elements of the type that :attr:`narrow` names."""
+        if self.narrow is None:
+            return array
+        try:
+            import ml_dtypes
+        except ImportError as error:
+            raise UnsupportedError(
+                f"a NumPy array of {self.narrow}",
+                hint="Install ml_dtypes, or use .view('u1') or .view('u2') for the bits",
+                reason="dtype",
+            ) from error
+        return array.view(getattr(ml_dtypes, self.narrow))
 
     # --- what every array has -----------------------------------------------------------------------------------
     @property

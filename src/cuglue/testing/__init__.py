@@ -13,7 +13,7 @@ _WHERE = {
     "ViewSuite": "view_suite",
 }
 
-__all__ = sorted(_WHERE)
+__all__ = ["ViewSuite"]
 
 
 def __getattr__(name: str) -> Any:
