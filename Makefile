@@ -1,5 +1,5 @@
 # Each target does its own set-up; a second run sets nothing up again. ARGS goes to the program: make test ARGS="-k map".
-.PHONY: demo test lint format clean setup-demo setup-test
+.PHONY: demo test lint prove format clean setup-demo setup-test
 
 ARGS ?=
 export PYTHON
@@ -14,6 +14,10 @@ lint: setup-test
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+
+# Takes away in turn what keeps memory in order: docs/reliability.md. ARGS="core --jobs 1" judges one layer.
+prove: setup-test
+	.venv/bin/python -m scripts.prove $(ARGS)
 
 format: setup-test
 	.venv/bin/ruff check --fix .
