@@ -22,8 +22,27 @@ _WHERE = {
     "BlockState": "lifecycle",
     "BlockId": "core.block",
     "ArrayView": "exchange.view",
+    "CudaHandle": "graphics.handle",
+    "CudaMap": "graphics.mapping",
+    "CudaGlOps": "graphics.glops",
+    "GlOps": "graphics.glops",
+    "register": "graphics.gl",
+    "register_buffer": "graphics.gl",
+    "register_texture": "graphics.gl",
+    "register_renderbuffer": "graphics.gl",
+    "Runtime": "command.runtime",
+    "runtime": "command.runtime",
+    "Kernel": "command.kernels",
+    "In": "command.operands",
+    "Out": "command.operands",
+    "InOut": "command.operands",
+    "Buffer": "command.buffers",
+    "CopyDescriptor": "command.buffers",
+    "Command": "command.command",
+    "Future": "command.futures",
 }
-_MODULES = ("errors", "testing")
+#: Public module -> where it is.
+_MODULES = {"errors": "errors", "testing": "testing", "gl": "graphics.gl"}
 
 __all__ = [*_WHERE, *_MODULES]  # noqa: PLE0604 - one table, not two
 __version__ = "0.1.0"
@@ -33,7 +52,7 @@ def __getattr__(name: str) -> Any:
     if name in _WHERE:
         value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
     elif name in _MODULES:
-        value = importlib.import_module(f"{__name__}.{name}")
+        value = importlib.import_module(f"{__name__}.{_MODULES[name]}")
     else:
         raise AttributeError(f"module 'cuglue' has no attribute {name!r}")
     globals()[name] = value

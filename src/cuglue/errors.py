@@ -73,6 +73,10 @@ class UsageError(CuglueError):
     """The call itself is wrong here: an argument, an order, a state or a thread."""
 
 
+class ArgumentError(UsageError, ValueError):
+    """An argument of the right type that cannot be used here: of another runtime, or already bound."""
+
+
 class ClosedError(UsageError):
     """The object was closed (or a map released) before this call. Also known as HandleClosed."""
 
@@ -193,7 +197,7 @@ class ResourceError(CuglueError, RuntimeError):
 class OutOfMemory(ResourceError, MemoryError):
     """No memory: ``requested`` bytes, ``in_use`` bytes live, and what was tried before giving up."""
 
-    FIELDS = ("requested", "in_use", "report")
+    FIELDS: ClassVar[tuple[str, ...]] = ("requested", "in_use", "report")
     requested: int
     in_use: int | None
 

@@ -1,0 +1,1 @@
+"""Runtime, commands, kernels, copies and futures: one way to issue work, with its ordering resolved."""

@@ -1,0 +1,336 @@
+"""Buffers: memory of a runtime, and how a piece of it is named for a copy.
+
+Owns :class:`Buffer` (a handle: it may be unbound, and several may name parts of one allocation), the memory behind it,
+which goes back in stream order when nobody refers to it, and :class:`CopyDescriptor`. Must not know how copies are
+made or work is queued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..core.block import Block, BlockLife
+from ..core.stream import Stream
+from ..errors import ArgumentError, ClosedError, LayoutError, StorageHandleNotFound
+from ..exchange.owner import BlockOwner
+from ..exchange.view import ArrayView
+from ..layout import Layout, pitched
+from ..lifecycle import BlockState
+from .operands import Operand, Place, partners_of
+
+Release = Callable[[Any], None]
+
+
+class Storage(BlockOwner):
+    """Memory of a runtime. Dropped by its last holder (a Buffer, an array made from one, a graph), it is freed on its
+    home stream after everything known to use it.
+    """
+
+    __slots__ = ("_release",)
+
+    def __init__(self, block: BlockLife, release: Release | None) -> None:
+        super().__init__(block)
+        self._release = release  # None: nothing to free
+
+    @property
+    def exported(self) -> bool:
+        """Whether anybody but commands may use the memory."""
+        return bool(self._consumers) or self._cai_read
+
+    def __del__(self) -> None:
+        if self._release is not None:
+            give_back = _GiveBack(self.block, self.consumers, self._release)
+            self.block.stream.state.retire.forget(give_back)  # in a finaliser: nothing but this
+
+
+class _GiveBack:
+    """What freeing takes; run by the retire queue."""
+
+    __slots__ = ("_block", "_consumers", "_release")
+
+    def __init__(self, block: BlockLife, consumers: tuple[Stream, ...], release: Release) -> None:
+        self._block = block
+        self._consumers = consumers
+        self._release = release
+
+    def __call__(self) -> None:
+        block = self._block
+        if block.state is not BlockState.LIVE:
+            return  # the resource was closed meanwhile
+        home = block.stream
+        uses = [*block.uses(), *((stream, stream.submit()) for stream in self._consumers)]
+        if home.capturing or any(stream.capturing for stream, _ in uses):
+            home.state.retire.push(
+                uses, self._free, nbytes=block.size
+            )  # nothing from outside may reach a capture
+            return
+        for stream, seq in uses:
+            home.wait_for(stream, seq)
+        self._free()
+
+    def _free(self) -> None:
+        self._release(self._block)
+
+
+class _Cell:
+    """What buffers of one identity share: the memory, once there is some."""
+
+    __slots__ = ("failure", "storage")
+
+    def __init__(self, storage: Storage | None) -> None:
+        self.storage = storage
+        self.failure: BaseException | None = None  # why there never was any
+
+
+class Buffer:
+    """Bytes of device memory that a runtime manages. Made by ``runtime.create``, ``runtime.empty`` and commands.
+
+    Ownership: the memory lives while this buffer, a part of it, an array made from it or a graph refers to it, then is
+    freed in stream order; closing is optional.
+    """
+
+    __slots__ = ("__weakref__", "_cell", "_closed", "_place", "nbytes", "offset")
+
+    def __init__(self, place: Place, nbytes: int, cell: _Cell | None = None, offset: int = 0) -> None:
+        """A buffer without memory; ``Command.bind`` gives it some."""
+        self._place = place
+        self._cell = cell if cell is not None else _Cell(None)
+        self._closed = False
+        self.nbytes = nbytes
+        self.offset = offset  # into the allocation
+
+    @property
+    def storage(self) -> Storage:
+        """The memory.
+
+        Raises:
+            ClosedError: the buffer was closed.
+            StorageHandleNotFound: it was never bound, or its memory went to another buffer or is gone.
+        """
+        if self._closed:
+            raise ClosedError(repr(self), got="a use", expected="an open buffer")
+        storage = self._cell.storage
+        if storage is None:
+            error = StorageHandleNotFound(
+                f"a buffer of {self.nbytes} bytes has no memory",
+                got="never bound, or its memory was bound to another buffer",
+                hint="Bind it: command.bind(command.reserve(n), buffer)",
+            )
+            if self._cell.failure is not None:
+                raise error from self._cell.failure
+            raise error
+        if storage.block.state is not BlockState.LIVE:
+            raise StorageHandleNotFound(
+                f"the memory of {self!r} was freed", hint="Its resource was closed under it"
+            )
+        return storage
+
+    @property
+    def closed(self) -> bool:
+        """True after :meth:`close`."""
+        return self._closed
+
+    @property
+    def bound(self) -> bool:
+        """Whether there is memory behind it."""
+        return not self._closed and self._cell.storage is not None
+
+    @property
+    def stream(self) -> Stream:
+        """The stream that the memory was allocated on and is freed on."""
+        return self.storage.block.stream
+
+    @property
+    def block(self) -> BlockLife:
+        """The record that the uses of the memory are kept in."""
+        return self.storage.block
+
+    @property
+    def ptr(self) -> int:
+        """Device address of the first byte; 0 for an empty buffer."""
+        return self.storage.block.ptr + self.offset
+
+    @property
+    def device(self) -> int:
+        """Ordinal of the device."""
+        return self._place.device
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def __bool__(self) -> bool:
+        return True  # an empty buffer is a buffer still
+
+    def part(self, start: int = 0, end: int = 0) -> Buffer:
+        """The same memory without its first ``start`` and last ``end`` bytes.
+
+        Raises:
+            LayoutError: (a ValueError) they are negative or more than there is.
+        """
+        for value in (start, end):
+            if type(value) is not int or value < 0:
+                raise LayoutError(
+                    f"part of {self!r}", got=repr(value), expected="a number of bytes, 0 or more"
+                )
+        if start + end > self.nbytes:
+            raise LayoutError(
+                f"part of {self!r}", got=f"{start} + {end} bytes left out", expected=f"at most {self.nbytes}"
+            )
+        made = Buffer(self._place, self.nbytes - start - end, self._cell, self.offset + start)
+        made._closed = self._closed
+        return made
+
+    def descriptor(
+        self, shape: Any, dtype: Any = "u1", strides: Sequence[int] | None = None
+    ) -> CopyDescriptor:
+        """How a read or a write sees the buffer.
+
+        Args:
+            shape: extents in elements, an int or a sequence.
+            dtype: anything NumPy takes for a dtype.
+            strides: in elements; None: row-major without gaps.
+        """
+        extents = (shape,) if isinstance(shape, int) else tuple(shape)
+        item = np.dtype(dtype)
+        if strides is None:
+            strides = Layout.of(extents, item).element_strides()
+        return CopyDescriptor(self, extents, tuple(strides), item.itemsize, item)
+
+    def array(self, shape: Any = None, dtype: Any = "u1") -> ArrayView:
+        """An array over the buffer, without a copy, that array libraries take. Keeps the memory alive.
+
+        Args:
+            shape: extents in elements; None: one axis over everything.
+            dtype: anything NumPy takes for a dtype.
+
+        Raises:
+            LayoutError: it does not fit.
+        """
+        storage = self.storage
+        item = np.dtype(dtype)
+        extents = (self.nbytes // item.itemsize,) if shape is None else shape
+        layout = Layout.of((extents,) if isinstance(extents, int) else tuple(extents), item)
+        layout.fits(0, self.nbytes)
+        return ArrayView(storage, storage.block.ptr + self.offset, layout)
+
+    def close(self) -> None:
+        """Let the memory go; it is freed in stream order if nobody else refers to it. Closing again does nothing.
+
+        Ordering: only enqueues.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        storage, self._cell = self._cell.storage, _Cell(None)
+        if storage is not None:
+            retire = storage.block.stream.state.retire
+            del storage
+            retire.run_forgotten()
+
+    def __enter__(self) -> Buffer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __cuglue_operand__(self, place: Place) -> Operand:
+        """The buffer as an operand of the runtime at ``place``."""
+        storage = self.storage
+        if self._place is not place and self._place.service != place.service:
+            raise ArgumentError(
+                repr(self), got="a buffer of another runtime", expected="one of this runtime", hint="Copy it"
+            )
+        partners = partners_of(storage, place) if storage.exported else ()
+        ptr, size = storage.block.ptr + self.offset, self.nbytes
+        return Operand(self, ptr, size, (size,), None, None, storage.block, partners)
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return "Buffer(closed)"
+        storage = self._cell.storage
+        where = "unbound" if storage is None else f"ptr={storage.block.ptr + self.offset:#x}"
+        return f"Buffer({where}, nbytes={self.nbytes}, device={self._place.device})"
+
+
+def unallocated(stream: Stream) -> Storage:
+    """The memory of an empty buffer: none."""
+    return Storage(Block(0, 0, stream, stream.submit()), None)
+
+
+def bind_storage(reserved: Buffer, new: Buffer) -> None:
+    """Give the memory of ``reserved`` to ``new``; everything else that names ``reserved`` loses it.
+
+    Raises:
+        StorageHandleNotFound: ``reserved`` has no memory.
+        ArgumentError: ``new`` has memory already, or another size, or belongs to another runtime.
+    """
+    storage = reserved.storage
+    if new._closed:
+        raise ClosedError(repr(new), got="memory", expected="an open buffer")
+    if new._cell.storage is not None:
+        raise ArgumentError(repr(new), got="memory", expected="a buffer that is not bound yet")
+    if new._place.service != reserved._place.service:
+        raise ArgumentError(repr(new), got="a buffer of another runtime", expected="one of the same runtime")
+    if new.offset + new.nbytes > storage.block.size:
+        raise ArgumentError(
+            repr(new), got=f"a reservation of {storage.block.size} bytes", expected="one as large"
+        )
+    reserved._cell.storage, new._cell.storage = None, storage
+
+
+@dataclass(frozen=True, slots=True)
+class CopyDescriptor:
+    """What a copy between device and host moves.
+
+    Args:
+        buffer: a Buffer, or anything else that can be an operand: a map, a view, a CuPy array.
+        shape: extents in elements.
+        strides: in elements. Rows may be padded; anything else is refused by the copy, not here.
+        elem_size: bytes of one element.
+        dtype: of the host buffers that a read gives; None gives bytes.
+
+    Raises:
+        LayoutError: (a ValueError) rank 0, ranks that differ, or negative extents.
+    """
+
+    buffer: Any
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    elem_size: int
+    dtype: np.dtype[Any] | None = None
+
+    def __post_init__(self) -> None:
+        set_ = object.__setattr__
+        set_(self, "shape", tuple(int(n) for n in self.shape))
+        set_(self, "strides", tuple(int(n) for n in self.strides))
+        if (
+            not self.shape
+            or len(self.shape) != len(self.strides)
+            or min(self.shape) < 0
+            or self.elem_size < 1
+        ):
+            raise LayoutError(
+                "copy descriptor",
+                got=f"shape {self.shape}, strides {self.strides}, {self.elem_size} bytes an element",
+                expected="a rank of at least 1 and one stride (in elements) for each extent",
+            )
+        if self.dtype is not None and self.dtype.itemsize != self.elem_size:
+            raise LayoutError(
+                "copy descriptor",
+                got=f"{self.dtype} and {self.elem_size} bytes an element",
+                expected="the same size",
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are moved: of the elements alone."""
+        return int(np.prod(self.shape, dtype=object)) * self.elem_size
+
+    @property
+    def copy_shape(self) -> Any:
+        """Rows, width and pitch of the one copy that does it; LayoutError if there is none."""
+        return pitched(self.shape, self.strides, self.elem_size)

@@ -1,0 +1,250 @@
+"""One command: a unit of work on one stream, resolved once against everything it was declared to use.
+
+Owns the life of a command and what may be asked of it. Must not know how arguments are bound, copies made or memory
+found: :mod:`launch`, :mod:`copies` and :mod:`lanes` do that.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from ..core.stream import Stream
+from ..errors import ArgumentError, ClosedError, UsageError, WrongThreadError
+from . import copies
+from .buffers import Buffer, CopyDescriptor, bind_storage
+from .futures import Future
+from .hostmem import HostBuffer
+from .kernels import KernelContext
+from .lanes import Lane, ResolvedStreams
+from .launch import launch
+from .operands import Declared, operand_of
+
+
+class DeviceResource(NamedTuple):
+    """Where a buffer lies: address and bytes. Keeps the memory alive."""
+
+    ptr: int
+    size: int
+    owner: object
+
+
+class Command:
+    """A unit of work. Made by ``runtime.command(...)``; use it in ``with``, on one thread, once.
+
+    Args:
+        ctx: the compiled kernels of the device.
+        streams: what it was resolved against.
+        service: which runtime it belongs to; buffers of another one are refused.
+        strict: refuse arrays that nobody tracks.
+    """
+
+    def __init__(
+        self, ctx: KernelContext, streams: ResolvedStreams, service: int, *, strict: bool = False
+    ) -> None:
+        place = streams.current.place
+        if place.service != service or place.device != ctx.device or place.driver is not ctx.driver:
+            raise ArgumentError(
+                "command",
+                got="streams, kernels and a service of different runtimes",
+                expected="all of one runtime",
+            )
+        self._context = ctx
+        self._streams = streams
+        self._strict = strict
+        self._thread = threading.get_ident()
+        self._entered = False
+        self._closed = False
+        self._declared = {id(d.array): d for d in streams.declared}
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"cursor={self._streams.cursor}"
+        return f"Command(stream={self._streams.current.stream.id}, {state})"
+
+    # --- life -------------------------------------------------------------------------------------------------------
+    def _lane(self) -> Lane:
+        """The current lane, if this command may still be used, and here."""
+        if self._closed:
+            raise ClosedError(repr(self), got="a use", expected="a command inside its with statement")
+        if self._thread != threading.get_ident():
+            raise WrongThreadError(
+                repr(self),
+                got=f"thread {threading.get_ident()}",
+                expected=f"thread {self._thread}, which made it",
+                hint="Make one command per thread",
+                owner=self._thread,
+                caller=threading.get_ident(),
+            )
+        return self._streams.current
+
+    def __enter__(self) -> Self:
+        self._lane()
+        if self._entered:
+            raise UsageError(
+                repr(self), got="a second with statement", expected="one", hint="Make a new command"
+            )
+        self._entered = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the command; nothing can be asked of it afterwards. What was enqueued goes on."""
+        if not self._closed:
+            self._closed = True
+            self._declared = {}
+
+    # --- what it is -------------------------------------------------------------------------------------------------
+    @property
+    def stream(self) -> Stream:
+        """The stream that the command is issued on; ``stream.handle`` is the driver's int."""
+        return self._lane().stream
+
+    @property
+    def cursor(self) -> int:
+        """How many commands were resolved on this stream, with this one."""
+        self._lane()
+        return self._streams.cursor
+
+    def resource(self, buffer: Any) -> DeviceResource:
+        """Where a buffer (or a part of one) lies, whatever stream it was made on.
+
+        Raises:
+            StorageHandleNotFound: it has no memory, or that was freed.
+            ArgumentError: (a ValueError) a buffer of another runtime.
+        """
+        operand = operand_of(buffer, self._lane().place)
+        owner = buffer.storage if isinstance(buffer, Buffer) else buffer
+        return DeviceResource(operand.ptr, operand.nbytes, owner)
+
+    # --- memory -----------------------------------------------------------------------------------------------------
+    def reserve(self, nbytes: int) -> Buffer:
+        """Allocate ``nbytes`` bytes on this stream, to be bound to a buffer or used as one.
+
+        Ordering: only enqueues; where memory is short, frees what it can and tries once more, which may block.
+
+        Raises:
+            BufferTooBig: no device of this kind could hold it; not retried.
+            CaptureError: the stream captures a graph.
+            ResourceError: there is no memory.
+        """
+        return self._lane().reserve(nbytes)
+
+    empty = reserve
+
+    def bind(self, reserved: Buffer, new: Buffer) -> None:
+        """Give the memory of ``reserved`` to ``new``, a buffer without memory. ``reserved`` names nothing afterwards.
+
+        Raises:
+            StorageHandleNotFound: ``reserved`` has no memory.
+            ArgumentError: (a ValueError) ``new`` has some, or does not match.
+        """
+        self._lane()
+        bind_storage(reserved, new)
+
+    def reserve_cpu(self, nbytes: int) -> HostBuffer:
+        """Host memory of exactly ``nbytes`` bytes, contents undefined: pinned where that can be had, else ordinary.
+
+        Ordering: may block in the driver while more is pinned.
+        """
+        return self._lane().host.take(nbytes)
+
+    def create_with_data(self, data: Any) -> Buffer:
+        """A new buffer that holds a copy of ``data``: bytes, an array, a CPU tensor, or what numpy.asarray takes.
+
+        Ordering: only enqueues. ``data`` may be changed at once, unless it is pinned.
+
+        Raises:
+            ResourceError: no memory.
+            UsageError: not host bytes.
+        """
+        return create(self._lane(), data)
+
+    # --- copies -----------------------------------------------------------------------------------------------------
+    def read_async(
+        self, descriptors: CopyDescriptor | Sequence[CopyDescriptor]
+    ) -> Future[HostBuffer] | Future[list[HostBuffer]]:
+        """Copy to the host: see :func:`cuglue.command.copies.read_async`."""
+        return copies.read_async(self._lane(), descriptors)
+
+    def write_to_gpu(self, descriptor: CopyDescriptor, data: Any) -> None:
+        """Copy host bytes to the device: see :func:`cuglue.command.copies.write_to_gpu`."""
+        copies.write_to_gpu(self._lane(), descriptor, data)
+
+    def write_to_cpu(self, descriptor: CopyDescriptor, buffer: Any, stream: object = None) -> None:
+        """Copy device memory into ``buffer``: see :func:`cuglue.command.copies.write_to_cpu`.
+
+        Args:
+            descriptor: what is read.
+            buffer: a writable C-contiguous buffer of the same size.
+            stream: where to queue the copy; None: the command's stream.
+        """
+        lane = self._lane()
+        copies.write_to_cpu(lane if stream is None else self._streams.lane(stream), descriptor, buffer)
+
+    # --- work -------------------------------------------------------------------------------------------------------
+    def kernel(self, kernel: Any, grid: Any, block: Any, *args: Any, shared: int = 0) -> None:
+        """Enqueue a kernel. Arguments declared to the command are given bare, others as In(x), Out(x) or InOut(x).
+
+        Args:
+            kernel: a Kernel, ``cupy.RawKernel`` or function of a RawModule.
+            grid, block: an int or up to three ints. A grid with a zero launches nothing.
+            args: memory, and scalars as Python or NumPy numbers.
+            shared: bytes of dynamic shared memory.
+
+        Ordering: only enqueues. That the driver takes the launch says nothing about its execution: a fault in it is
+            raised by the next wait.
+
+        Raises:
+            LaunchError: the arguments do not fit the kernel, or the driver refused; nothing was enqueued.
+            UsageError: memory that was not declared.
+        """
+        launch(
+            self._context,
+            self._lane(),
+            kernel,
+            grid,
+            block,
+            args,
+            shared=shared,
+            strict=self._strict,
+            declared=self._declaration,
+        )
+
+    def _declaration(self, argument: Any) -> Declared | None:
+        return self._declared.get(id(argument))
+
+    def sync(self) -> Future[None]:
+        """A future that is done when everything enqueued on this stream so far is. It raises the fault this reveals.
+
+        Ordering: only enqueues.
+
+        Raises:
+            CaptureError: the stream captures a graph.
+        """
+        return Future(self._lane().stream.record(), _nothing)
+
+    def synchronize(self) -> None:
+        """Block the host until everything enqueued on this stream so far is done; raises the fault this reveals."""
+        self.sync().result()
+
+
+def create(lane: Lane, data: Any) -> Buffer:
+    """A new buffer with a copy of ``data``; nothing is kept if that fails."""
+    source = copies.readable_bytes(data)
+    buffer = lane.reserve(source.nbytes)
+    try:
+        copies.write_to_gpu(lane, buffer.descriptor(source.nbytes), source)
+    except BaseException:
+        buffer.close()
+        raise
+    return buffer
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,281 @@
+"""Copies between device memory and host bytes: checked, ordered, and safe against everybody letting go.
+
+Owns how a descriptor becomes one driver copy, what keeps host bytes alive meanwhile, and the future of a read. Must not
+know commands or kernels.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..driver.protocol import Access, CopyKind
+from ..errors import CuglueError, DevicePoisoned, LayoutError, UsageError
+from ..layout import CopyShape
+from .buffers import Buffer, CopyDescriptor
+from .futures import Future
+from .hostmem import HostBuffer, PinnedMemory, address_of, root_of
+from .lanes import Lane
+from .operands import Operand, operand_of
+from .resolve import Uses, submit
+from .staging import Source, staging
+
+
+def write_to_gpu(lane: Lane, descriptor: CopyDescriptor, data: Any) -> None:
+    """Enqueue a copy of host bytes into device memory.
+
+    Args:
+        lane: where.
+        descriptor: what is written.
+        data: bytes, a bytearray, memoryview, mmap, NumPy array, CPU tensor or host buffer, C-contiguous and exactly as
+            large as the descriptor says.
+
+    Ordering: only enqueues, but for copying the bytes aside.
+    Ownership: pinned data is read by the device later: it is kept alive until then, and must not be changed. Any other
+        data was read when this returns.
+
+    Raises:
+        LayoutError: the descriptor is not pitched row-major or does not fit, or the sizes differ.
+        StorageHandleNotFound: the buffer has no memory.
+        DriverError: the copy was refused. Nothing is retained in any of these cases.
+    """
+    source = readable_bytes(data)
+    if source.nbytes != descriptor.nbytes:
+        raise LayoutError(
+            "data of a write",
+            got=f"{source.nbytes} bytes",
+            expected=f"{descriptor.nbytes}, as its descriptor says",
+        )
+    if not source.nbytes:
+        return
+    shape = descriptor.copy_shape
+    operand = _checked_operand(lane, descriptor)
+    decision = staging(source.nbytes, _kind(source))
+    lane.stream.refuse_capture("copy host bytes")
+    if decision.staged:
+        staged: npt.NDArray[Any] = lane.host.take(source.nbytes)
+        staged[...] = source
+        source = staged
+    uses = Uses()
+    uses.add(operand, Access.WRITE)
+    submit(lane.stream, uses, partial(_upload, lane, shape, operand.ptr, address_of(source)))
+    lane.drops.push(source, source.nbytes)
+    if decision.flush:
+        lane.drops.flush()
+    lane.settle()
+
+
+def write_to_cpu(lane: Lane, descriptor: CopyDescriptor, data: Any) -> None:
+    """Enqueue a copy of device memory into host bytes.
+
+    Args:
+        lane: where.
+        descriptor: what is read.
+        data: a writable C-contiguous buffer, exactly as large as the descriptor says.
+
+    Ordering: only enqueues (into ordinary memory the driver may block). The bytes are there after a sync.
+    Ownership: the buffer is kept, and cannot be resized, until the device has written it.
+
+    Raises:
+        LayoutError: as :func:`write_to_gpu`, or a buffer that cannot be written.
+    """
+    view, target = writable_bytes(data)
+    if target.nbytes != descriptor.nbytes:
+        raise LayoutError(
+            "buffer of a read",
+            got=f"{target.nbytes} bytes",
+            expected=f"{descriptor.nbytes}, as its descriptor says",
+        )
+    if target.nbytes:
+        _download(lane, descriptor, target)
+        lane.drops.push((target, view), target.nbytes)
+        lane.settle()
+
+
+def read_async(
+    lane: Lane, descriptors: CopyDescriptor | Sequence[CopyDescriptor]
+) -> Future[HostBuffer] | Future[list[HostBuffer]]:
+    """Enqueue copies to the host; a future of the bytes, in the order of the descriptors.
+
+    Ordering: only enqueues. Work queued later does not change the result, and the result does not wait for it.
+    Ownership: buffers may be closed and the future dropped at once: what the device still needs stays alive.
+
+    Raises:
+        CaptureError: the stream captures a graph.
+        LayoutError, StorageHandleNotFound, DriverError: of the first copy that fails. Copies already queued are waited
+            for before their memory goes back.
+    """
+    lane.stream.refuse_capture("read")
+    single = isinstance(descriptors, CopyDescriptor)
+    listed = [descriptors] if isinstance(descriptors, CopyDescriptor) else list(descriptors)
+    for descriptor in listed:
+        if not isinstance(descriptor, CopyDescriptor):
+            raise UsageError(
+                "read", got=repr(descriptor), expected="CopyDescriptors: buffer.descriptor(shape, dtype)"
+            )
+    buffers: list[HostBuffer] = []
+    try:
+        for descriptor in listed:
+            buffer = lane.host.take(descriptor.nbytes)
+            buffers.append(buffer)
+            if buffer.nbytes:
+                _download(lane, descriptor, buffer)
+    except CuglueError:
+        _wait_for_copies(lane, buffers)
+        raise
+    event = lane.stream.record()
+    for buffer in buffers:
+        lane.drops.push(buffer, buffer.nbytes)
+    lane.settle()
+    results = [_shaped(buffer, d) for buffer, d in zip(buffers, listed, strict=True)]
+    value: Callable[[], Any] = partial(_arrived, lane, results, single)
+    return Future(event, value)
+
+
+def _arrived(lane: Lane, results: list[HostBuffer], single: bool) -> Any:
+    """The result of a read, whose bytes are there now."""
+    for result in results:
+        if result.pinned:
+            lane.host.note_access(address_of(result), result.nbytes)
+    return results[0] if single else results
+
+
+def _wait_for_copies(lane: Lane, buffers: list[HostBuffer]) -> None:
+    """After a copy failed: those before it may still run, so their memory is kept until they are done."""
+    try:
+        lane.stream.synchronize()
+    except DevicePoisoned:
+        raise  # nothing runs there any more, so the memory may go
+    except CuglueError:
+        for buffer in buffers:
+            lane.drops.push(buffer, buffer.nbytes)
+        raise
+
+
+def _shaped(buffer: HostBuffer, descriptor: CopyDescriptor) -> HostBuffer:
+    """The bytes as the descriptor's array, if it names a dtype."""
+    if descriptor.dtype is None:
+        return buffer
+    shaped: HostBuffer = buffer.view(descriptor.dtype).reshape(descriptor.shape)  # type: ignore[assignment]
+    return shaped
+
+
+# --- one copy ---------------------------------------------------------------------------------------------------
+
+
+def _checked_operand(lane: Lane, descriptor: CopyDescriptor) -> Operand:
+    """The memory of a descriptor, if the copy stays inside it."""
+    operand = operand_of(descriptor.buffer, lane.place)
+    if operand.kind != "memory" or operand.strides is not None:
+        raise LayoutError(
+            "copy", got=f"{operand.kind} with gaps", expected="contiguous memory", hint="Copy it first"
+        )
+    extent = sum((n - 1) * s for n, s in zip(descriptor.shape, descriptor.strides, strict=True)) + 1
+    if extent * descriptor.elem_size > operand.nbytes:
+        raise LayoutError(
+            f"copy of {descriptor.shape} elements of {descriptor.elem_size} bytes, strides {descriptor.strides}",
+            got=f"{extent * descriptor.elem_size} bytes",
+            expected=f"within the {operand.nbytes} bytes of {descriptor.buffer!r}",
+        )
+    return operand
+
+
+def _download(lane: Lane, descriptor: CopyDescriptor, target: npt.NDArray[Any]) -> None:
+    shape = descriptor.copy_shape
+    operand = _checked_operand(lane, descriptor)
+    uses = Uses()
+    uses.add(operand, Access.READ)
+    driver, handle = lane.stream.driver, lane.stream.handle
+    host, device = address_of(target), operand.ptr
+
+    def enqueue() -> None:
+        if shape.linear:
+            driver.copy_async(host, device, shape.width, CopyKind.D2H, handle)
+        else:
+            driver.copy_2d_async(
+                host, shape.width, device, shape.pitch, shape.width, shape.height, CopyKind.D2H, handle
+            )
+
+    submit(lane.stream, uses, enqueue)
+
+
+def _upload(lane: Lane, shape: CopyShape, device: int, host: int) -> None:
+    driver, handle = lane.stream.driver, lane.stream.handle
+    if shape.linear:
+        driver.copy_async(device, host, shape.width, CopyKind.H2D, handle)
+    else:
+        driver.copy_2d_async(
+            device, shape.pitch, host, shape.width, shape.width, shape.height, CopyKind.H2D, handle
+        )
+
+
+# --- host bytes -------------------------------------------------------------------------------------------------
+
+
+def readable_bytes(data: Any) -> npt.NDArray[np.uint8]:
+    """The bytes of ``data`` as a flat array, without a copy if it is C-contiguous.
+
+    Raises:
+        UsageError: device memory, or nothing that has bytes.
+    """
+    if isinstance(data, Buffer) or hasattr(type(data), "__cuda_array_interface__"):
+        raise UsageError("data", got=f"{type(data).__name__}, device memory", expected="host memory")
+    if isinstance(data, np.ndarray):
+        array = data
+    else:
+        try:
+            array = np.frombuffer(data, np.uint8)
+        except (TypeError, BufferError, ValueError):
+            array = _as_array(data)
+    if array.dtype.hasobject:
+        raise UsageError("data", got="Python objects", expected="numbers")
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _as_array(data: Any) -> npt.NDArray[Any]:
+    """Lists, scalars, CPU tensors, empty buffers."""
+    try:
+        return np.asarray(data)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            "data", got=type(data).__name__, expected="bytes, an array, or anything numpy.asarray takes"
+        ) from error
+
+
+def writable_bytes(data: Any) -> tuple[memoryview, npt.NDArray[np.uint8]]:
+    """``(the export that keeps data from moving, its bytes as a flat array)``.
+
+    Raises:
+        LayoutError: read-only, or not C-contiguous.
+    """
+    try:
+        view = memoryview(data)
+    except TypeError:
+        try:
+            view = np.asarray(data).data
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(
+                "buffer of a read", got=type(data).__name__, expected="a writable buffer"
+            ) from error
+    if view.readonly or not view.c_contiguous:
+        raise LayoutError(
+            "buffer of a read",
+            got="read-only bytes" if view.readonly else "a buffer with gaps",
+            expected="a writable C-contiguous buffer",
+        )
+    if not view.nbytes:
+        return view, np.empty(0, np.uint8)
+    return view, np.frombuffer(view.cast("B"), np.uint8)
+
+
+def _kind(source: npt.NDArray[np.uint8]) -> Source:
+    """Where the bytes lie."""
+    root = root_of(source)
+    if isinstance(root, PinnedMemory):
+        return Source.PINNED
+    return Source.FILE if isinstance(root, mmap.mmap) else Source.OTHER

@@ -1,0 +1,165 @@
+"""Host memory that copies go through: pinned where there is some, ordinary otherwise.
+
+Owns :class:`HostBuffer`, and the pool that pinned memory comes from and goes back to. Must not know copies, streams or
+futures: whoever lets the device use a buffer keeps it alive until the device is done.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ..core.device import DeviceState
+from ..errors import CuglueError, LayoutError, OutOfMemory
+
+_SMALLEST = 4096  # bytes of one pinned allocation
+_KEEP = 1 << 30  # bytes of pinned memory that may lie idle
+
+
+class HostBuffer(np.ndarray[Any, Any]):
+    """Bytes of host memory as an array: what a read gives, and what :meth:`Command.reserve_cpu` gives.
+
+    It has the buffer protocol, and ``numpy.asarray`` makes a plain array of it without a copy. What is computed from
+    it is plain arrays.
+    """
+
+    @property
+    def pinned(self) -> bool:
+        """True if it is pinned memory: the device reaches it without an intermediate copy."""
+        return isinstance(root_of(self), PinnedMemory)
+
+    def __array_wrap__(
+        self, array: npt.NDArray[Any], context: Any = None, return_scalar: bool = False
+    ) -> Any:
+        return array[()] if return_scalar else np.asarray(array)
+
+
+def root_of(array: Any) -> Any:
+    """What owns the memory of an array."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return array.obj if isinstance(array, memoryview) else array
+
+
+class PinnedMemory:
+    """One pinned allocation, as the end of the chain of arrays that use it; goes back to its pool when dropped."""
+
+    __slots__ = ("__weakref__", "capacity", "nbytes", "pool", "ptr")
+
+    def __init__(self, pool: HostPool, ptr: int, capacity: int, nbytes: int) -> None:
+        self.pool = pool
+        self.ptr = ptr
+        self.capacity = capacity
+        self.nbytes = nbytes
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"data": (self.ptr, False), "shape": (self.nbytes,), "typestr": "|u1", "version": 3}
+
+    def __del__(self) -> None:
+        self.pool.returned.append((self.capacity, self.ptr))  # in a finaliser: nothing but this
+
+
+class HostPool:
+    """Pinned memory of one device's copies. Sizes are rounded up by at most an eighth, so that they come again."""
+
+    def __init__(self, state: DeviceState) -> None:
+        self._state = state
+        self._lock = threading.Lock()
+        self._idle: dict[int, list[int]] = {}
+        self._idle_bytes = 0
+        self._closed = False
+        self.returned: deque[tuple[int, int]] = deque()  # (capacity, ptr)
+
+    def take(self, nbytes: int, *, grow: bool = True) -> HostBuffer:
+        """A buffer of exactly ``nbytes`` bytes, contents undefined. Pinned if that can be had, else ordinary memory.
+
+        Args:
+            nbytes: size in bytes.
+            grow: ask the driver for more pinned memory if none lies idle; False while a stream captures.
+
+        Ordering: may block in the driver when the pool grows.
+        """
+        if type(nbytes) is not int or nbytes < 0:
+            raise LayoutError("host buffer", got=repr(nbytes), expected="a size in bytes, 0 or more")
+        ptr = self._pinned(nbytes, grow) if nbytes else 0
+        if not ptr:
+            return np.empty(nbytes, np.uint8).view(HostBuffer)
+        memory = PinnedMemory(self, ptr, capacity_of(nbytes), nbytes)
+        self.note_access(ptr, nbytes)
+        return np.asarray(memory).view(HostBuffer)
+
+    def note_access(self, ptr: int, nbytes: int) -> None:
+        """Tell the driver that the host uses pinned bytes from now on; the simulated one judges whether it may."""
+        if self._state.capabilities.simulated and nbytes:
+            self._state.driver.host_view(ptr, nbytes, True)
+
+    def _pinned(self, nbytes: int, grow: bool) -> int:
+        capacity = capacity_of(nbytes)
+        with self._lock:
+            self._collect()
+            idle = self._idle.get(capacity)
+            if idle:
+                self._idle_bytes -= capacity
+                return idle.pop()
+        if not grow:
+            return 0
+        try:
+            return self._state.driver.host_alloc(capacity)
+        except OutOfMemory:
+            self.trim()
+        try:
+            return self._state.driver.host_alloc(capacity)
+        except CuglueError:
+            return 0  # ordinary memory does it too, only slower
+
+    def _collect(self) -> None:
+        """Take back what finalisers left (lock held)."""
+        while self.returned:
+            try:
+                capacity, ptr = self.returned.popleft()
+            except IndexError:
+                return
+            self._idle.setdefault(capacity, []).append(ptr)
+            self._idle_bytes += capacity
+
+    def trim(self, keep: int = 0) -> None:
+        """Free idle pinned memory beyond ``keep`` bytes. May block in the driver."""
+        with self._lock:
+            self._collect()
+            gone = []
+            for capacity in sorted(self._idle, reverse=True):
+                while self._idle[capacity] and self._idle_bytes > keep:
+                    gone.append(self._idle[capacity].pop())
+                    self._idle_bytes -= capacity
+        for ptr in gone:
+            self._state.driver.host_free(ptr)
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes of pinned memory that lie idle."""
+        with self._lock:
+            self._collect()
+            return self._idle_bytes
+
+    def settle(self) -> None:
+        """Keep the idle memory within bounds; cheap when it is."""
+        if self.returned and self.idle_bytes > _KEEP:
+            self.trim(_KEEP)
+
+
+def capacity_of(nbytes: int) -> int:
+    """The size that is allocated for ``nbytes``: at least a page, then eighths of powers of two."""
+    if nbytes <= _SMALLEST:
+        return _SMALLEST
+    unit = 1 << max((nbytes - 1).bit_length() - 4, 12)
+    return (nbytes + unit - 1) // unit * unit
+
+
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Address of the first byte of an array."""
+    return cast(int, array.__array_interface__["data"][0])

@@ -1,0 +1,157 @@
+"""Kernels: what one is, and where its compiled form is kept.
+
+Owns :class:`Kernel` and :class:`KernelContext`, which compiles once per source, options and device. Must not know
+arguments or streams.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from ..driver.protocol import Driver, SimFunction
+from ..errors import LaunchError, UnsupportedError, UsageError
+from .signature import Parameter, signature
+
+_ADOPTED = 256  # functions of array libraries kept loaded; more than a program has, less than a leak
+
+
+class Kernel:
+    """A CUDA C++ kernel, and what it does to NumPy arrays on the simulated device.
+
+    Args:
+        name: of the ``extern "C"`` kernel in ``source``.
+        source: CUDA C++; compiled for a device when first launched there, then kept.
+        options: for the compiler.
+        sim: ``sim(grid, block, *args)``, called on the simulated device with grid and block as tuples of three, a
+            NumPy view for each pointer and a NumPy scalar for each value.
+
+    Raises:
+        LaunchError: the source has no such kernel, or its name would be changed by the compiler.
+        UsageError: wrong types.
+    """
+
+    __slots__ = ("__weakref__", "name", "options", "parameters", "sim", "source")
+
+    def __init__(
+        self, name: str, source: str, *, options: Sequence[str] = (), sim: SimFunction | None = None
+    ) -> None:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise UsageError("kernel name", got=repr(name), expected="the name of a function in the source")
+        if not isinstance(source, str):
+            raise UsageError(
+                f"source of kernel {name!r}", got=type(source).__name__, expected="CUDA C++ as a str"
+            )
+        if isinstance(options, str) or not all(isinstance(option, str) for option in options):
+            raise UsageError(f"options of kernel {name!r}", got=repr(options), expected="a sequence of str")
+        if sim is not None and not callable(sim):
+            raise UsageError(f"sim of kernel {name!r}", got=repr(sim), expected="a function or None")
+        self.name = name
+        self.source = source
+        self.options = tuple(options)
+        self.sim = sim
+        self.parameters: tuple[Parameter, ...] | None = signature(name, source)
+
+    def __repr__(self) -> str:
+        listed = "..." if self.parameters is None else ", ".join(str(p) for p in self.parameters)
+        return f"Kernel({self.name}({listed}))"
+
+
+class KernelContext:
+    """The compiled kernels of one device."""
+
+    def __init__(self, driver: Driver, device: int) -> None:
+        self.driver = driver
+        self.device = device
+        self.simulated = driver.capabilities(device).simulated
+        self._lock = threading.Lock()
+        self._loaded: dict[Kernel, int] = {}
+        self._adopted: OrderedDict[int, tuple[Any, int]] = OrderedDict()  # by id; the function is kept alive
+
+    def handle(self, kernel: Any) -> int:
+        """The driver's handle of a :class:`Kernel`, ``cupy.RawKernel`` or RawModule function; compiles at first use.
+
+        Ordering: touches no stream. Blocks while it compiles.
+
+        Raises:
+            UsageError: no kernel.
+            UnsupportedError: the simulated device has no way to run it.
+            DriverError: it does not compile.
+        """
+        if isinstance(kernel, Kernel):
+            handle = self._loaded.get(kernel)
+            return handle if handle is not None else self._load(kernel)
+        found = self._adopted.get(id(kernel))
+        return found[1] if found is not None else self._adopt(kernel)
+
+    def _load(self, kernel: Kernel) -> int:
+        if self.simulated and kernel.sim is None:
+            raise UnsupportedError(
+                f"{kernel!r} on the simulated device",
+                expected="a kernel with sim=",
+                hint="Give Kernel(..., sim=function), which does the same to NumPy arrays",
+                reason="simulated",
+            )
+        with self._lock:
+            if kernel not in self._loaded:
+                self._loaded[kernel] = self.driver.kernel_load(
+                    kernel.name, kernel.source, kernel.options, self.device, kernel.sim
+                )
+            return self._loaded[kernel]
+
+    def _adopt(self, function: Any) -> int:
+        if type(function).__module__.partition(".")[0] != "cupy" or not callable(function):
+            raise UsageError(
+                "kernel",
+                got=repr(function)[:80],
+                expected="a Kernel, cupy.RawKernel or function of a cupy.RawModule",
+            )
+        if self.simulated:
+            raise UnsupportedError(
+                f"{type(function).__name__} on the simulated device",
+                expected="a Kernel with sim=",
+                hint="Wrap its source: Kernel(name, source, sim=function)",
+                reason="simulated",
+            )
+        with self._lock:
+            handle = self.driver.kernel_adopt(function, self.device)
+            self._adopted[id(function)] = function, handle
+            if len(self._adopted) > _ADOPTED:
+                _, (_, oldest) = self._adopted.popitem(last=False)
+                self.driver.kernel_unload(oldest)
+            return handle
+
+    def close(self) -> None:
+        """Forget every kernel; the driver unloads what nobody else loaded."""
+        with self._lock:
+            while self._loaded:
+                self.driver.kernel_unload(self._loaded.popitem()[1])
+            while self._adopted:
+                self.driver.kernel_unload(self._adopted.popitem()[1][1])
+
+
+Dimensions = tuple[int, int, int]
+
+
+def dimensions(what: str, value: Any) -> Dimensions:
+    """A grid or block given as an int or up to three ints.
+
+    Raises:
+        LaunchError: anything else, or a negative extent.
+    """
+    if type(value) is tuple and len(value) == 3 and type(value[0]) is type(value[1]) is type(value[2]) is int:
+        full: tuple[Any, ...] = value
+    else:
+        try:
+            listed = (value,) if not isinstance(value, Sequence) else tuple(value)
+            full = tuple(n.__index__() for n in listed) + (1,) * (3 - len(listed))
+        except (AttributeError, TypeError):
+            full = ()
+    if len(full) != 3 or min(full) < 0:
+        raise LaunchError(what, got=repr(value), expected="an int of 0 or more, or one to three of them")
+    return full[0], full[1], full[2]
+
+
+__all__ = ["Dimensions", "Kernel", "KernelContext", "dimensions"]

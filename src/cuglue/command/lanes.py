@@ -1,0 +1,253 @@
+"""What a runtime keeps beside each stream, and the resolution of a command against them.
+
+Owns :class:`Lane` (cursor, drop queue and memory of one stream), the runtime's own streams, and
+:class:`ResolvedStreams`: the streams a command was resolved against. Must not know kernels, copies or futures.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from ..core.device import DeviceState
+from ..core.stream import Stream, as_stream
+from ..driver.protocol import Access
+from ..errors import BufferTooBig, ResourceError, UsageError
+from ..memory.resource import DeviceMemoryResource
+from .buffers import Buffer, Storage, unallocated
+from .hostmem import HostPool
+from .operands import Declared, Place, operand_of
+from .resolve import Uses
+from .staging import DropQueue
+
+_LANES = 64  # lanes of streams that are not ours; beyond it idle ones go
+
+
+class Lane:
+    """One stream of a runtime.
+
+    Attributes:
+        stream: the record of the stream.
+        cursor: commands resolved on it so far.
+        drops: host bytes and other things that work queued here still needs.
+    """
+
+    __slots__ = ("__weakref__", "cursor", "drops", "host", "place", "resource", "stream", "total")
+
+    def __init__(
+        self, stream: Stream, place: Place, resource: DeviceMemoryResource, host: HostPool, total: int
+    ) -> None:
+        self.stream = stream
+        self.place = place
+        self.resource = resource
+        self.host = host
+        self.total = total  # bytes of the device
+        self.cursor = 0
+        self.drops = DropQueue(stream)
+
+    def reserve(self, nbytes: int, tag: str = "buffer") -> Buffer:
+        """Allocate on this stream.
+
+        Ordering: only enqueues; where memory is short, frees what can be freed and tries once more, which may block.
+
+        Raises:
+            BufferTooBig: no device of this kind could hold it; nothing was tried.
+            CaptureError: the stream captures a graph.
+            ResourceError: still no memory.
+        """
+        if type(nbytes) is not int or nbytes < 0:
+            raise UsageError("buffer", got=repr(nbytes), expected="a size in bytes, 0 or more")
+        if nbytes == 0:
+            return self._buffer(unallocated(self.stream), 0)
+        state = self.stream.state
+        if nbytes > self.total:
+            raise BufferTooBig(
+                f"device {state.device}",
+                got=f"{nbytes} bytes asked for",
+                expected=f"at most {self.total}",
+                requested=nbytes,
+            )
+        self.stream.refuse_capture("allocate memory")
+        state.retire.run_forgotten()
+        try:
+            block = self.resource.allocate(nbytes, self.stream, tag)
+        except BufferTooBig:
+            raise
+        except ResourceError as first:
+            self.cleanup()
+            try:
+                block = self.resource.allocate(nbytes, self.stream, tag)
+            except ResourceError as second:
+                second.add_note(f"the first attempt failed too: {first}")
+                raise
+        if block.write_stream is not self.stream or not block.write_seq:
+            block.finish(
+                self.stream, Access.WRITE
+            )  # one stamp for every resource: there once the allocation is
+        return self._buffer(Storage(block, self.resource.deallocate), nbytes)
+
+    def _buffer(self, storage: Storage, nbytes: int) -> Buffer:
+        buffer = Buffer(self.place, nbytes)
+        buffer._cell.storage = storage
+        return buffer
+
+    def cleanup(self) -> None:
+        """Free everything on this device that nothing needs any more. Blocks the host.
+
+        Raises:
+            CaptureError: the stream captures a graph.
+        """
+        self.stream.refuse_capture("clean up memory")
+        self.drops.drain()
+        self.stream.state.retire.drain(block=True)
+        self.resource.reap_pending()
+        self.host.trim()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is lost if the lane goes."""
+        return not self.drops.staged and not self.drops.pending
+
+    def settle(self) -> None:
+        """After an operation: let go what is due. Blocks only for work of two flushes ago."""
+        if self.drops.due and not self.stream.capturing:
+            self.drops.flush()
+            self.host.settle()
+
+
+class _OwnStream:
+    """A stream that a runtime made: the owner of its handle."""
+
+    __slots__ = ("__weakref__", "_state", "device", "ptr")
+
+    def __init__(self, state: DeviceState) -> None:
+        self._state = state
+        self.device = state.device
+        self.ptr = state.driver.stream_create(state.device)
+
+    def __del__(self) -> None:
+        ptr = getattr(self, "ptr", 0)
+        if ptr:
+            self._state.retire.forget(_Destroy(self._state, ptr))
+
+
+class _Destroy:
+    __slots__ = ("_ptr", "_state")
+
+    def __init__(self, state: DeviceState, ptr: int) -> None:
+        self._state = state
+        self._ptr = ptr
+
+    def __call__(self) -> None:
+        self._state.driver.stream_destroy(self._ptr)
+
+
+class Lanes:
+    """All lanes of one runtime. Lanes keep their streams alive, so idle ones of other people's streams go in time."""
+
+    def __init__(
+        self, state: DeviceState, place: Place, resource: DeviceMemoryResource, max_streams: int
+    ) -> None:
+        self._state = state
+        self._place = place
+        self.resource = resource
+        self.host = HostPool(state)
+        self.max_streams = max_streams
+        self._own: dict[int, Stream] = {}
+        self._lanes: dict[int, Lane] = {}  # by the stream's id, oldest first
+        self._total = state.driver.memory_info(state.device).total
+        self._lock = threading.Lock()
+
+    def lane(self, stream: object = None) -> Lane:
+        """The lane of anything that :func:`~cuglue.as_stream` takes.
+
+        Raises:
+            StreamMisuse: no stream, or one of another device.
+        """
+        record = as_stream(stream, device=self._place.device, driver=self._place.driver)
+        found = self._lanes.get(record.id)
+        return found if found is not None else self._add(record)
+
+    def _add(self, stream: Stream) -> Lane:
+        with self._lock:
+            if stream.id not in self._lanes:
+                if len(self._lanes) >= _LANES + len(self._own):
+                    self._drop_idle()
+                self._lanes[stream.id] = Lane(stream, self._place, self.resource, self.host, self._total)
+            return self._lanes[stream.id]
+
+    def _drop_idle(self) -> None:
+        """Forget lanes that hold nothing and are not ours (lock held)."""
+        ours = set(self._own.values())
+        for key, lane in list(self._lanes.items()):
+            if lane.idle and lane.stream not in ours:
+                del self._lanes[key]
+
+    def own(self, index: int) -> Stream:
+        """One of the runtime's own streams: ``index`` modulo their number. Made at first use."""
+        if type(index) is not int or index < 0:
+            raise UsageError("stream of a runtime", got=repr(index), expected="an int of 0 or more")
+        slot = index % self.max_streams
+        with self._lock:
+            if slot not in self._own:
+                made = _OwnStream(self._state)
+                self._own[slot] = as_stream(made, device=self._place.device, driver=self._place.driver)
+            return self._own[slot]
+
+    def all(self) -> list[Lane]:
+        """Every lane whose stream is alive."""
+        return list(self._lanes.values())
+
+    def resolve(self, stream: object, declared: Sequence[Declared] = ()) -> ResolvedStreams:
+        """Order ``stream`` behind whoever owns or uses what is declared, and count the command.
+
+        Ordering: only enqueues: one event and one wait per stream that is not waited for yet.
+
+        Raises:
+            UsageError: something declared cannot be an operand here.
+            CaptureError: a wait would cross a capture; neither stream was touched.
+        """
+        current = self.lane(stream)
+        uses = Uses()
+        for declaration in declared:
+            if not isinstance(declaration, Declared):
+                raise UsageError(
+                    "use of a command", got=repr(declaration)[:80], expected="In(x), Out(x) or InOut(x)"
+                )
+            uses.add(operand_of(declaration.array, self._place), declaration.access)
+        with self._state.ordering:
+            uses.prepare(current.stream)
+            current.cursor += 1
+            return ResolvedStreams(self, current, tuple(declared), current.cursor)
+
+    def close(self) -> None:
+        """Let everything go. Blocks the host until it may go."""
+        for lane in self.all():
+            lane.drops.drain()
+        self._state.retire.drain(block=True)
+        self.host.trim()
+        self._lanes.clear()
+        self._own.clear()
+        self._state.retire.drain()
+
+
+class ResolvedStreams:
+    """The streams that one command was resolved against.
+
+    Attributes:
+        current: the lane of the stream the command is issued on.
+        declared: what the command works on.
+        cursor: of the current stream, after this resolution.
+    """
+
+    __slots__ = ("_lanes", "current", "cursor", "declared")
+
+    def __init__(self, lanes: Lanes, current: Lane, declared: tuple[Declared, ...], cursor: int) -> None:
+        self._lanes = lanes
+        self.current = current
+        self.declared = declared
+        self.cursor = cursor
+
+    def lane(self, stream: object) -> Lane:
+        """The lane of another stream of the same runtime."""
+        return self._lanes.lane(stream)

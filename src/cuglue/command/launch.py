@@ -1,0 +1,65 @@
+"""One launch: arguments checked and bound, work ordered, enqueued and stamped.
+
+Owns the sequence that ``Runtime.launch`` and ``Command.kernel`` share. Must not know either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..errors import LaunchError
+from .kernels import Kernel, KernelContext, dimensions
+from .lanes import Lane
+from .operands import Declared
+from .resolve import bind
+
+
+def launch(
+    context: KernelContext,
+    lane: Lane,
+    kernel: Any,
+    grid: Any,
+    block: Any,
+    args: Sequence[Any],
+    *,
+    shared: int = 0,
+    strict: bool = False,
+    declared: Callable[[Any], Declared | None] | None = None,
+) -> None:
+    """Enqueue ``kernel`` on the stream of ``lane``, after everything that its arguments wait for.
+
+    A grid with a zero in it launches nothing and succeeds; its arguments are checked all the same.
+
+    Ordering: only enqueues. The host blocks while a kernel is compiled, at its first launch.
+
+    Raises:
+        LaunchError: the arguments do not fit the kernel, or the driver refused; nothing was enqueued.
+        UsageError: undeclared, foreign or closed memory.
+        CaptureError: an argument would have to wait for, or be waited for by, a stream outside the capture.
+    """
+    grid_, block_ = dimensions("grid", grid), dimensions("block", block)
+    if type(shared) is not int or shared < 0:
+        raise LaunchError("shared memory", got=repr(shared), expected="a size in bytes, 0 or more")
+    known = isinstance(kernel, Kernel)
+    bound = bind(
+        kernel.name if known else getattr(kernel, "name", "kernel"),
+        kernel.parameters if known else None,
+        args,
+        lane.place,
+        declared=declared,
+        strict=strict,
+        spans=context.simulated,
+    )
+    handle = context.handle(kernel)
+    if 0 in grid_:
+        return
+    stream, uses = lane.stream, bound.uses
+    state = stream.state
+    if state.retire.forgotten:
+        state.retire.run_forgotten()
+    with state.ordering:
+        uses.prepare(stream)
+        state.driver.kernel_launch(handle, grid_, block_, bound.values, bound.spans, shared, stream.handle)
+        uses.finish(stream)
+    lane.settle()

@@ -1,0 +1,236 @@
+"""The runtime of one device: buffers, kernels and work, behind one object.
+
+Owns what belongs together for one device (driver, memory resource, lanes, compiled kernels) and the shortcuts for work
+that needs no command of its own. Must not know how anything is ordered.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+import numpy as np
+
+from ..core.device import device_state
+from ..core.stream import Stream
+from ..driver.protocol import Driver
+from ..driver.registry import current_driver, open_driver, use_driver
+from ..errors import UsageError
+from ..lifecycle import Owned
+from ..memory.direct import DirectCudaResource
+from ..memory.resource import DeviceMemoryResource
+from . import copies
+from .buffers import Buffer
+from .command import Command, create
+from .futures import Future
+from .hostmem import HostBuffer
+from .kernels import KernelContext
+from .lanes import Lanes
+from .launch import launch
+from .operands import Declared, Place
+
+_services = itertools.count(1)
+
+
+class Runtime(Owned):
+    """Work on one device: memory, kernels, streams.
+
+    Args:
+        device: ordinal.
+        driver: ``"cuda"``, ``"sim"`` or a driver; None takes the current one.
+        resource: where buffers come from; None makes a :class:`~cuglue.DirectCudaResource`, closed with the runtime.
+        max_streams: how many streams of its own :meth:`stream` makes at most.
+
+    Ownership: close it, or use it in ``with``. Buffers outlive it safely.
+
+    Raises:
+        UsageError: no such device, or a resource of another one.
+        UnsupportedError: CUDA is not here and nobody chose the simulated device.
+    """
+
+    def __init__(
+        self,
+        device: int = 0,
+        *,
+        driver: str | Driver | None = None,
+        resource: DeviceMemoryResource | None = None,
+        max_streams: int = 16,
+    ) -> None:
+        if type(max_streams) is not int or max_streams < 1:
+            raise UsageError("max_streams", got=repr(max_streams), expected="an int of 1 or more")
+        self.driver = current_driver() if driver is None else open_driver(driver)
+        self.device = device
+        self._state = device_state(self.driver, device)
+        if resource is not None and (resource.device != device or resource.driver is not self.driver):
+            raise UsageError(
+                "resource of a runtime",
+                got=f"{resource!r} (device {resource.device}, {resource.driver.name} driver)",
+                expected=f"device {device} of this {self.driver.name} driver",
+            )
+        self._own_resource = resource is None
+        self.resource = resource if resource is not None else _default_resource(self.driver, device)
+        self.service = next(_services)
+        self._place = Place(self.driver, device, self.service)
+        self._lanes = Lanes(self._state, self._place, self.resource, max_streams)
+        self._context = KernelContext(self.driver, device)
+        self._own()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"driver={self.driver.name}"
+        return f"Runtime(device={self.device}, {state})"
+
+    # --- memory -----------------------------------------------------------------------------------------------------
+    def create(self, data: Any, stream: object = None) -> Buffer:
+        """A new buffer that holds a copy of ``data``.
+
+        Args:
+            data: bytes, a NumPy array, a CPU tensor, or anything numpy.asarray takes.
+            stream: anything :func:`~cuglue.as_stream` takes.
+
+        Ordering: only enqueues. ``data`` may be changed at once, unless it is pinned memory.
+
+        Raises:
+            ResourceError: no memory.
+        """
+        self._check_open()
+        return create(self._lanes.lane(stream), data)
+
+    def empty(self, nbytes: int, stream: object = None) -> Buffer:
+        """A new buffer of ``nbytes`` bytes, contents undefined.
+
+        Ordering: only enqueues.
+
+        Raises:
+            BufferTooBig: more than the device has.
+            ResourceError: no memory.
+        """
+        self._check_open()
+        return self._lanes.lane(stream).reserve(nbytes)
+
+    def buffer(self, nbytes: int) -> Buffer:
+        """A buffer without memory, for ``Command.bind``."""
+        self._check_open()
+        if type(nbytes) is not int or nbytes < 0:
+            raise UsageError("buffer", got=repr(nbytes), expected="a size in bytes, 0 or more")
+        return Buffer(self._place, nbytes)
+
+    def read(
+        self, buffer: Any, shape: Any = None, dtype: Any = "u1", stream: object = None
+    ) -> Future[HostBuffer]:
+        """A future of the buffer's bytes on the host, as an array.
+
+        Args:
+            buffer: a Buffer, or a contiguous view, map or CuPy array.
+            shape: extents in elements; None: one axis over everything.
+            dtype: anything NumPy takes for a dtype.
+            stream: anything :func:`~cuglue.as_stream` takes.
+
+        Ordering: only enqueues.
+
+        Raises:
+            LayoutError: it does not fit the buffer.
+            CaptureError: the stream captures a graph.
+        """
+        self._check_open()
+        item = np.dtype(dtype)
+        if shape is None:
+            shape = (buffer.nbytes // item.itemsize,)
+        descriptor = Buffer.descriptor(buffer, shape, item)
+        future = copies.read_async(self._lanes.lane(stream), descriptor)
+        return future  # type: ignore[return-value] # one descriptor, one buffer
+
+    # --- work -------------------------------------------------------------------------------------------------------
+    def launch(
+        self,
+        kernel: Any,
+        grid: Any,
+        block: Any,
+        *args: Any,
+        stream: object = None,
+        shared: int = 0,
+        strict: bool = False,
+    ) -> None:
+        """Enqueue one kernel, ordered after everything that its arguments wait for.
+
+        Args:
+            kernel: a Kernel, ``cupy.RawKernel`` or function of a RawModule.
+            grid, block: an int or up to three ints. A grid with a zero launches nothing.
+            args: memory as In(x), Out(x) or InOut(x); scalars as Python or NumPy numbers.
+            stream: anything :func:`~cuglue.as_stream` takes.
+            shared: bytes of dynamic shared memory.
+            strict: refuse arrays that nobody tracks.
+
+        Ordering: only enqueues. A fault in the kernel is raised by the next wait.
+
+        Raises:
+            LaunchError: the arguments do not fit the kernel, or the driver refused; nothing was enqueued.
+            UsageError: undeclared, foreign or closed memory; a stream of another device.
+        """
+        self._check_open()
+        launch(
+            self._context, self._lanes.lane(stream), kernel, grid, block, args, shared=shared, strict=strict
+        )
+
+    def command(self, *uses: Declared, stream: object = None, strict: bool = False) -> Command:
+        """A command: one resolution, many operations. Use it in ``with``.
+
+        Args:
+            uses: everything it works on, as In(x), Out(x) or InOut(x).
+            stream: anything :func:`~cuglue.as_stream` takes.
+            strict: refuse arrays that nobody tracks.
+
+        Ordering: only enqueues: the stream waits for whoever uses what was declared.
+
+        Raises:
+            UsageError: something that is no operand here.
+            CaptureError: a wait would cross a capture.
+        """
+        self._check_open()
+        return Command(self._context, self._lanes.resolve(stream, uses), self.service, strict=strict)
+
+    def stream(self, index: int) -> Stream:
+        """One of the runtime's own streams, non-blocking: ``index`` modulo ``max_streams``. Made at first use."""
+        self._check_open()
+        return self._lanes.own(index)
+
+    def synchronize(self) -> None:
+        """Block the host until everything queued on the device is done; raises the fault that this reveals."""
+        self._check_open()
+        self.driver.device_synchronize(self.device)
+
+    # --- end --------------------------------------------------------------------------------------------------------
+    def _close(self) -> None:
+        """Wait for what this runtime queued, and let go what it keeps. Memory of live buffers stays until they go."""
+        self._lanes.close()
+        self._context.close()
+        if self._own_resource and not self.resource.bytes_outstanding:
+            self.resource.close()  # else it goes with the last buffer
+
+    def _forgotten(self) -> None:
+        """Dropped without close: the streams and buffers free themselves; the kernels stay with the driver."""
+
+
+def _default_resource(driver: Driver, device: int) -> DeviceMemoryResource:
+    """A resource of its own for a runtime; resources take the current driver."""
+    with _cache_lock, use_driver(driver):
+        return DirectCudaResource(device)
+
+
+_cached: dict[tuple[int, int], tuple[Driver, Runtime]] = {}
+_cache_lock = threading.RLock()
+
+
+def runtime(device: int = 0) -> Runtime:
+    """The runtime of ``device`` on the current driver, made at first use and kept for the process.
+
+    Raises:
+        UsageError: no such device.
+    """
+    driver = current_driver()
+    with _cache_lock:
+        key = (id(driver), device)
+        found = _cached.get(key)  # the driver is kept, so its id is not another one's
+        if found is None or found[1].closed:
+            found = _cached[key] = driver, Runtime(device, driver=driver)
+        return found[1]
