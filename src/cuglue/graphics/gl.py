@@ -1,0 +1,308 @@
+"""``cuglue.gl``, and the registration of OpenGL objects.
+
+Owns the ``register_*`` functions: what is asked of OpenGL and checked before the driver is called, and the sharing of
+one registration by all handles of an object. Also the public door to contexts (``headless``, ``current``, ``GlOps``).
+Must not know maps.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, Literal, NamedTuple
+
+from ..core.device import DeviceState
+from ..driver.protocol import Driver, RegisterFlags
+from ..driver.registry import current_driver
+from ..errors import DriverError, UnsupportedError, UsageError
+from ..formats import Format, Packing, PlaneView, by_name, check_carrier, check_registrable, plane_views
+from ..layout import Layout
+from ..memory.direct import DirectCudaResource
+from ..memory.resource import DeviceMemoryResource
+from .backings import Backing, GlBuffer
+from .glcontext import GlContext, current, headless
+from .gldevice import device_of_context
+from .globjects import RENDERBUFFER, TEXTURE_2D, describe_buffer, describe_image, target_name
+from .glops import CudaGlOps, GlOps
+from .handle import CudaHandle
+from .images import GlImage
+from .life import Life
+from .registration import Registration
+
+Access = Literal["readwrite", "read", "write_discard"]
+
+_FLAGS = {
+    "readwrite": RegisterFlags.NONE,
+    "read": RegisterFlags.READ_ONLY,
+    "write_discard": RegisterFlags.WRITE_DISCARD,
+}
+# GL_TEXTURE_2D, 3D, RECTANGLE, CUBE_MAP, 2D_ARRAY: what the CUDA driver takes beside renderbuffers.
+_TARGETS = frozenset({TEXTURE_2D, 0x806F, 0x84F5, 0x8513, 0x8C1A})
+_LARGEST_NAME = 2**32 - 1
+
+
+def register_buffer(
+    name: int, *, ops: GlOps | None = None, access: Access = "readwrite", device: int | None = None
+) -> CudaHandle:
+    """Register a GL buffer object.
+
+    Args:
+        name: its GL name; it must have storage.
+        ops: where GL calls run; None: this thread, in the context current on it.
+        access: "read" promises that CUDA never writes it, "write_discard" that CUDA writes all of it in each map.
+        device: ordinal of the CUDA device; None: the one that OpenGL renders on.
+
+    Ordering: blocks the host; costs hundreds of microseconds. A buffer that is registered already costs only the
+        questions to OpenGL.
+    Ownership: the handle is the caller's to close, before the buffer is deleted.
+
+    Raises:
+        NotAllocatedError: no buffer of that name, or it has no storage.
+        NoContextError, WrongThreadError: no OpenGL context where the calls have to run.
+        UnsupportedError: this driver or renderer cannot share memory.
+        DriverError: the driver refused.
+    """
+    _check_name("buffer", name)
+    if access not in _FLAGS:
+        raise UsageError("access", got=repr(access), expected=f"one of {', '.join(_FLAGS)}")
+    return _register(ops, _open_buffer, name, access, device)
+
+
+def register_texture(
+    name: int,
+    target: int = TEXTURE_2D,
+    *,
+    ops: GlOps | None = None,
+    format: str | Format | None = None,
+    width: int | None = None,
+    height: int | None = None,
+    memory: DeviceMemoryResource | None = None,
+    device: int | None = None,
+) -> CudaHandle:
+    """Register a GL texture.
+
+    Args:
+        name: its GL name; it must have storage.
+        target: GL_TEXTURE_2D, GL_TEXTURE_RECTANGLE, GL_TEXTURE_3D, GL_TEXTURE_2D_ARRAY or GL_TEXTURE_CUBE_MAP.
+        ops, device: as for :func:`register_buffer`.
+        format: the image that the texels carry, where it is another than theirs ("NV12", "BGRA8"); only interprets.
+        width, height: of such an image, in pixels; None: those of the texture.
+        memory: where the linear copy comes from; None: straight from the driver.
+
+    Ordering, Ownership: as for :func:`register_buffer`.
+
+    Raises:
+        NotAllocatedError: no texture of that name, or it has no storage.
+        UnsupportedError: a format or target that does not register; the message says what to do instead.
+        LayoutError: the texture cannot carry such an image.
+        UsageError: another target than the texture has. Else as :func:`register_buffer`.
+    """
+    _check_name("texture", name)
+    carried = by_name(format) if isinstance(format, str) else format
+    if carried is None and (width, height) != (None, None):
+        raise UsageError(
+            f"texture {name}", got="width or height", expected="a format that they are the size of"
+        )
+    return _register(ops, _open_image, name, target, _Carried(carried, width, height), memory, device)
+
+
+def register_renderbuffer(
+    name: int,
+    *,
+    ops: GlOps | None = None,
+    memory: DeviceMemoryResource | None = None,
+    device: int | None = None,
+) -> CudaHandle:
+    """Register a GL renderbuffer. Args, Ordering, Ownership, Raises: as for :func:`register_texture`."""
+    _check_name("renderbuffer", name)
+    return _register(ops, _open_image, name, RENDERBUFFER, _Carried(None, None, None), memory, device)
+
+
+def register(obj: Any, **options: Any) -> CudaHandle:
+    """Register an object of a GL library.
+
+    Args:
+        obj: a moderngl Buffer, Texture, TextureArray, TextureCube, Texture3D or Renderbuffer, or anything with ``glo``
+            (its GL name) whose class is named so.
+        options: as for :func:`register_buffer`, :func:`register_texture` or :func:`register_renderbuffer`.
+
+    Ordering, Ownership, Raises: as there. ``obj`` is kept alive by the handle.
+    """
+    name, kind = getattr(obj, "glo", None), type(obj).__name__
+    if not isinstance(name, int) or kind not in _OBJECTS:
+        raise UsageError(
+            f"{obj!r}",
+            got=kind,
+            expected=f"an object with glo, one of {', '.join(_OBJECTS)}",
+            hint="Use register_buffer, register_texture or register_renderbuffer with the GL name",
+        )
+    target = _OBJECTS[kind]
+    if target is None:
+        return register_buffer(name, **options)
+    if target == RENDERBUFFER:
+        return register_renderbuffer(name, **options)
+    if getattr(obj, "samples", 0) and target == TEXTURE_2D:
+        target = 0x9100  # GL_TEXTURE_2D_MULTISAMPLE: refused with advice
+    return register_texture(name, target, **options)
+
+
+_OBJECTS: dict[str, int | None] = {
+    "Buffer": None,
+    "Texture": TEXTURE_2D,
+    "TextureArray": 0x8C1A,
+    "TextureCube": 0x8513,
+    "Texture3D": 0x806F,
+    "Renderbuffer": RENDERBUFFER,
+}
+
+
+class _Carried(NamedTuple):
+    """The image that texels carry, as the caller says it."""
+
+    format: Format | None
+    width: int | None
+    height: int | None
+
+
+def _check_name(kind: str, name: object) -> None:
+    try:
+        number = operator.index(name)  # type: ignore[arg-type] # that is the question
+    except TypeError:
+        number = 0
+    if isinstance(name, bool) or not 1 <= number <= _LARGEST_NAME:
+        raise UsageError(f"GL {kind} name", got=repr(name), expected=f"an int of 1 to {_LARGEST_NAME}")
+
+
+# --- on the context's thread --------------------------------------------------------------------------------------
+
+
+def _register(ops: GlOps | None, open_: Callable[..., Life], *args: Any) -> CudaHandle:
+    driver = current_driver()
+    where = ops or GlOps.inline()
+    return CudaHandle(where.call(open_, driver, where, *args))
+
+
+def _open_buffer(driver: Driver, ops: GlOps, name: int, access: Access, device: int | None) -> Life:
+    what = f"GL buffer {name}"
+    size = describe_buffer(name)
+    state = device_of_context(driver, device, what)
+
+    def make() -> Backing:
+        resource = driver.gl_register_buffer(name, _FLAGS[access], state.device)
+        return GlBuffer(
+            Registration(state, ops, resource),
+            size,
+            readonly=access == "read",
+            current_size=lambda: describe_buffer(name),
+            what=what,
+        )
+
+    return _shared(state, ops, ("buffer", name, access), size, make)
+
+
+def _open_image(
+    driver: Driver,
+    ops: GlOps,
+    name: int,
+    target: int,
+    carried: _Carried,
+    memory: DeviceMemoryResource | None,
+    device: int | None,
+) -> Life:
+    what = f"{target_name(target)} {name}"
+    info = describe_image(name, target)
+    found = check_registrable(info.internal_format, target=target, samples=info.samples)
+    if target not in _TARGETS and target != RENDERBUFFER:
+        raise UnsupportedError(
+            f"{what} does not register",
+            expected=", ".join(target_name(t) for t in sorted(_TARGETS)),
+            reason="target",
+        )
+    format, layout, planes = _image_layout(found, carried, info.width, info.height)
+    state = device_of_context(driver, device, what)
+
+    def make() -> Backing:
+        resource, surfaces = _register_image(driver, name, target, state)
+        try:
+            return GlImage(
+                Registration(state, ops, resource),
+                memory or default_memory(state),
+                target=target,
+                info=info,
+                format=format,
+                layout=layout,
+                planes=planes,
+                surfaces=surfaces,
+                describe=lambda level: describe_image(name, target, level),
+                what=what,
+            )
+        except BaseException:
+            driver.graphics_unregister(resource)
+            raise
+
+    return _shared(state, ops, ("image", name, target, carried, memory and id(memory)), info, make)
+
+
+def _image_layout(
+    found: Format, carried: _Carried, texels: int, rows: int
+) -> tuple[Format, Layout, dict[str, PlaneView] | None]:
+    """``(format, layout, planes)`` of the base part."""
+    if carried.format is None:
+        return found, Layout.of((rows, texels, found.channels), found.dtype), None
+    format = carried.format
+    width, height = carried.width or texels, carried.height or rows
+    geometry = check_carrier(format, width, height, found.texel, texels, rows)
+    planes = plane_views(format, width, height, texels if format.packing is Packing.SEMI_PLANAR else None)
+    if format.packing is Packing.SEMI_PLANAR:
+        shape: tuple[int, ...] = (geometry.rows, geometry.row_bytes)
+    elif format.packing is Packing.PLANAR:
+        shape = (format.channels, height, width)
+    else:
+        shape = (height, width, format.channels)
+    return format, Layout.of(shape, format.dtype), planes
+
+
+def _register_image(driver: Driver, name: int, target: int, state: DeviceState) -> tuple[int, bool]:
+    """``(resource, surfaces)``: for surface access where the driver takes it, else plainly."""
+    if state.capabilities.surfaces:
+        try:
+            return driver.gl_register_image(name, target, RegisterFlags.SURFACE_LDST, state.device), True
+        except DriverError:
+            pass  # asked again without: if that fails too, it was not the surface access
+    return driver.gl_register_image(name, target, RegisterFlags.NONE, state.device), False
+
+
+def _shared(
+    state: DeviceState, ops: GlOps, key: Hashable, geometry: object, make: Callable[[], Backing]
+) -> Life:
+    """The life of an object that is registered already and has not changed, or a new one."""
+    lives: weakref.WeakValueDictionary[Hashable, Life] = vars(state).setdefault(
+        "_gl_lives", weakref.WeakValueDictionary()
+    )
+    whole = (ops.context_id, key, geometry)
+    life = lives.get(whole)
+    if life is None or life.closed or not life.backing.alive:
+        life = lives[whole] = Life(make())
+    return life
+
+
+def default_memory(state: DeviceState) -> DeviceMemoryResource:
+    """Where linear buffers come from unless told otherwise: one resource per device, kept on its record."""
+    memory: DeviceMemoryResource | None = vars(state).get("_image_memory")
+    if memory is None:
+        memory = vars(state).setdefault("_image_memory", DirectCudaResource(state.device))
+    return memory
+
+
+__all__ = [
+    "CudaGlOps",
+    "GlContext",
+    "GlOps",
+    "current",
+    "headless",
+    "register",
+    "register_buffer",
+    "register_renderbuffer",
+    "register_texture",
+]

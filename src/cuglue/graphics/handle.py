@@ -1,0 +1,310 @@
+"""A registered object of somebody else, as its user sees it.
+
+Owns the public calls of a handle and what they check before any device is asked. Must not know how an object is opened
+(:mod:`backings`, :mod:`images`), how it was registered (:mod:`gl`), nor who else has it mapped (:mod:`life`).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from ..core.device import device_state
+from ..core.stream import Stream, as_stream
+from ..driver.protocol import Driver
+from ..driver.registry import current_driver
+from ..errors import (
+    ClosedError,
+    CuglueError,
+    LayoutError,
+    MapUnavailableError,
+    StreamMisuse,
+    UnsupportedError,
+    UsageError,
+)
+from ..formats import Format
+from ..lifecycle import Owned
+from .backings import ForeignBuffer, Part
+from .glops import CudaGlOps
+from .image_copy import CopyPath
+from .life import Life
+from .mapping import CudaMap
+from .transfer import check, fill, take
+
+
+class CudaHandle(Owned):
+    """A GL buffer, GL image or other foreign object, registered so that it can be mapped as device memory.
+
+    Made by :func:`cuglue.register_buffer`, :func:`cuglue.register_texture` and their kin, or :meth:`from_gl`.
+    Registering costs hundreds of microseconds, mapping a few: keep the handle as long as the object lives.
+
+    Any thread may call it; calls that need the object's own thread are routed there. Close it before the object.
+    """
+
+    def __init__(self, life: Life, *, no_runtime: CuglueError | None = None) -> None:
+        """One more user of ``life``. ``no_runtime`` says why nothing can be mapped here, if so."""
+        life.add_user()
+        self._life = life
+        self._no_runtime = no_runtime
+        self._closed = False
+        self._own(depth=3)
+
+    @classmethod
+    def from_gl(
+        cls, resource: int, size: int, ops: CudaGlOps, *, device: int = 0, driver: Driver | None = None
+    ) -> CudaHandle:
+        """A handle of a GL buffer that was registered elsewhere.
+
+        Args:
+            resource: the registered resource, as ``ops`` knows it.
+            size: bytes of the buffer; what a map holds is what ``ops.map`` says, which may not be less.
+            ops: maps, unmaps and unregisters it. They name no stream, so maps are ordered with the whole device.
+            device: ordinal of the CUDA device.
+            driver: None takes the current one.
+
+        Ordering: calls nothing. Ownership: the handle unregisters the resource when it is closed.
+
+        Raises:
+            LayoutError: no resource, or a negative size.
+        """
+        if not isinstance(resource, int) or resource == 0:
+            raise LayoutError("registered resource", got=repr(resource), expected="a handle that is not 0")
+        if size < 0:
+            raise LayoutError(f"registered resource {resource:#x}", got=f"{size} bytes", expected="0 or more")
+        try:
+            state = device_state(driver or current_driver(), device)
+        except UnsupportedError as error:
+            return cls(Life(ForeignBuffer(None, resource, size, ops)), no_runtime=error)
+        return cls(Life(ForeignBuffer(state, resource, size, ops)))
+
+    # --- what it is -----------------------------------------------------------------------------------------------
+    @property
+    def kind(self) -> str:
+        """What the object is: "GlBuffer", "GlImage", "ExternalMem", "D3d11" or "Array"."""
+        return self._life.backing.kind
+
+    @property
+    def size(self) -> int:
+        """Bytes of a map of the object (of an image: level 0, one layer, tight rows)."""
+        return self._life.backing.size
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of such a map: (bytes,), or (height, width, channels)."""
+        return self._life.backing.layout.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type of such a map."""
+        return self._life.backing.layout.dtype
+
+    @property
+    def format(self) -> Format | None:
+        """Format of an image; None for plain bytes."""
+        return self._life.backing.format
+
+    @property
+    def device(self) -> int:
+        """Ordinal of the CUDA device that maps it."""
+        return self._life.backing.state.device
+
+    @property
+    def copy_path(self) -> CopyPath | None:
+        """How maps of an image copy level 0: by our surface kernels or by the driver; None for what is not copied."""
+        return self._life.backing.copy_path
+
+    @property
+    def closed(self) -> bool:
+        """True after :meth:`close`, also while live maps defer the end."""
+        return self._closed or self._life.closed
+
+    def __repr__(self) -> str:
+        return self._life.name
+
+    # --- maps -----------------------------------------------------------------------------------------------------
+    def map(
+        self,
+        stream: Any = None,
+        *,
+        level: int = 0,
+        layer: int = 0,
+        readonly: bool = False,
+        alias: bool = False,
+        timeout: float | None = None,
+        join: bool = True,
+    ) -> CudaMap:
+        """Map the object for reading; use the result in ``with``.
+
+        Of a buffer this is the object's own memory, which may be written too. Of an image it is a copy with tight
+        rows, and what is written to it is lost.
+
+        Args:
+            stream: anything :func:`~cuglue.as_stream` takes; None: the array library's current stream. Work queued
+                there sees what OpenGL did before this call.
+            level: mipmap level of a texture.
+            layer: array layer, cube map face or slice of a 3D texture.
+            readonly: exports say that the memory may not be written; there is no CUDA array interface then.
+            alias: share the memory with a live writer instead of refusing; its unpublished bytes are overwritten.
+            timeout: seconds to wait for a write recorded elsewhere; objects without such records never wait.
+            join: where PyTorch, Numba, JAX, Warp or PyCUDA is loaded, order all streams of the device after the map,
+                so that readers of the CUDA array interface need no stream. False: they are told the map's stream.
+
+        Ordering: only enqueues.
+        Ownership: of an image, memory of one copy is kept by the handle; readers share it.
+
+        Raises:
+            MapUnavailableError: it cannot be mapped now; ``reason`` says why.
+            MapConflictError: a live map of the same image would lose or tear data.
+            StaleHandleError: the object was resized or deleted since it was registered.
+            ClosedError, CaptureError, StreamMisuse, UsageError, DriverError: as they say; nothing is mapped.
+        """
+        return self._map(stream, Part(level, layer), False, True, readonly, alias, timeout, join)
+
+    def map_mut(
+        self,
+        stream: Any = None,
+        *,
+        level: int = 0,
+        layer: int = 0,
+        overwrite: bool = False,
+        alias: bool = False,
+        timeout: float | None = None,
+        join: bool = True,
+    ) -> CudaMap:
+        """Map the object for writing; leaving the map publishes what was written.
+
+        Args:
+            stream, level, layer, alias, timeout, join: as for :meth:`map`.
+            overwrite: every byte will be written, so an image is not copied in; unwritten bytes are undefined.
+
+        Ordering: only enqueues; so does leaving. Ownership, Raises: as for :meth:`map`.
+        """
+        return self._map(stream, Part(level, layer), True, not overwrite, False, alias, timeout, join)
+
+    def try_map(self, stream: Any = None, **options: Any) -> CudaMap | None:
+        """:meth:`map`, or None where it raises MapUnavailableError. Ordering: as there."""
+        try:
+            return self.map(stream, **options)
+        except MapUnavailableError:
+            return None
+
+    def try_map_mut(self, stream: Any = None, **options: Any) -> CudaMap | None:
+        """:meth:`map_mut`, or None where it raises MapUnavailableError. Ordering: as there."""
+        try:
+            return self.map_mut(stream, **options)
+        except MapUnavailableError:
+            return None
+
+    def read(self, stream: Any = None, *, flip: bool = False) -> Any:
+        """The contents as an array of the caller's own: CuPy's, or NumPy's on the simulated device.
+
+        Args:
+            stream: work queued there comes after the copy; None: the array library's current stream.
+            flip: turn the rows round, so that row 0 is the top one.
+
+        Ordering: only enqueues on a CUDA device; blocks the host on the simulated one. Raises: as :meth:`map`.
+        """
+        where = self._stream(stream)
+        with self.map(where) as m:
+            return take(m, flip=flip)
+
+    def write(self, array: Any, stream: Any = None, *, flip: bool = False) -> None:
+        """Replace the contents by ``array``, of exactly the handle's shape and element type.
+
+        Args:
+            array: NumPy's, CuPy's, PyTorch's or anything with an array protocol.
+            stream: ``array`` is ready there; None: on the array library's current stream.
+            flip: ``array`` has its top row first.
+
+        Ordering: only enqueues where ``array`` is on the device; else returns when the host memory may be reused.
+
+        Raises:
+            LayoutError: another shape or element type; nothing was mapped. Else as :meth:`map_mut`.
+        """
+        check(array, self.shape, self.dtype, self)
+        where = self._stream(stream)
+        with self.map_mut(where, overwrite=True) as m:
+            try:
+                fill(m, array, flip=flip)
+            except BaseException:
+                m.cancel()
+                raise
+
+    def _stream(self, stream: Any) -> Stream:
+        if self._no_runtime is not None:
+            raise MapUnavailableError(f"{self!r}", got=str(self._no_runtime), reason="no_runtime")
+        state = self._life.backing.state
+        return as_stream(stream, device=state.device, driver=state.driver)
+
+    def _map(
+        self,
+        stream: Any,
+        part: Part,
+        writable: bool,
+        load: bool,
+        readonly: bool,
+        alias: bool,
+        timeout: float | None,
+        join: bool,
+    ) -> CudaMap:
+        """Check what needs no device, then map where the object's calls run."""
+        if timeout is not None and not timeout >= 0:
+            raise UsageError(f"{self!r}: timeout", got=timeout, expected="0 or more seconds, or None")
+        backing = self._life.backing
+        if writable and backing.readonly:
+            raise UsageError(f"{self!r} was registered for reading", got="map_mut()", expected="map()")
+        self._check_open()
+        where = self._stream(stream)
+        where.refuse_capture("map a graphics object")
+        if where.thread is not None and backing.routed:
+            raise StreamMisuse(
+                f"{self!r} is mapped on another thread",
+                got="the per-thread default stream of this one",
+                expected="a stream that both threads can name",
+                hint="Map on a stream object",
+            )
+        if not backing.alive:
+            raise MapUnavailableError(
+                f"{self!r}", got="an OpenGL context that is gone", hint="Keep it open", reason="ops_failed"
+            )
+        backing.state.retire.drain()
+        return backing.call(
+            self._life.map, where, part, writable, load, readonly or backing.readonly, alias, join
+        )
+
+    # --- the end --------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """End the registration, unless another handle of the same object is open. Closing again does nothing.
+
+        With maps live, the last of them ends it when it is left.
+
+        Ordering: does not wait for queued work; memory goes once nothing uses it.
+        Ownership: close a handle before the graphics object is deleted. If the object's context is gone, so is the
+        registration, and nothing is done.
+
+        Raises:
+            DriverError, WrongThreadError: it could not be ended; the handle can be closed again.
+        """
+        if self._owned_pid != os.getpid():
+            return
+        if self._closed:
+            self._life.finish()
+        else:
+            self._life.close()
+            self._closed = True
+        if self._no_runtime is None:
+            self._life.backing.state.retire.drain()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError(
+                f"{self!r} is closed",
+                got="a call",
+                expected="an open handle",
+                hint="Register the object again",
+            )
+
+    def _forgotten(self) -> None:
+        self._life.backing.post(self._life.close_here)

@@ -1,0 +1,338 @@
+"""Opaque images as backings: a linear copy that consumers see, filled when a map opens and published when it shuts.
+
+Owns the linear buffers (one per handle; a second one only while two levels or layers are mapped at once), the order
+of the copies, and the OpenGL image. Must not know conflicts between maps, nor how a copy is done.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from ..core.block import Block
+from ..core.device import DeviceState
+from ..core.stream import Stream
+from ..driver.protocol import Access, ArrayInfo, TexelKind
+from ..errors import (
+    MapUnavailableError,
+    NotAllocatedError,
+    OutOfMemory,
+    StaleHandleError,
+    UnsupportedError,
+    UsageError,
+    UseAfterFree,
+)
+from ..formats import Format, PlaneView, from_descriptor
+from ..layout import Layout
+from ..lifecycle import BlockState
+from ..memory.block import DeviceBlock
+from ..memory.resource import DeviceMemoryResource
+from .backings import GlBacking, OpaqueBacking, Part, Share
+from .globjects import ImageInfo
+from .image_copy import Image, choose_path, image_copier
+from .registration import Registration
+
+TAG = "image copy"
+TEXTURE_3D = 0x806F  # its slices lie in one array
+_KINDS: dict[TexelKind, Literal["u", "s", "f"]] = {
+    TexelKind.UINT: "u",
+    TexelKind.SINT: "s",
+    TexelKind.FLOAT: "f",
+}
+
+
+class Linear:
+    """A linear buffer: device memory that lives as long as anybody refers to this object.
+
+    The last reference may go on any thread: the retire queue gives the memory back, after everything known to use it.
+    """
+
+    __slots__ = ("__weakref__", "_memory", "block")
+
+    def __init__(self, memory: DeviceMemoryResource, block: DeviceBlock) -> None:
+        self._memory = memory
+        self.block = block
+
+    def __del__(self) -> None:
+        block, memory = self.block, self._memory
+        block.stream.state.retire.forget(lambda: _free(memory, block))
+
+
+def _free(memory: DeviceMemoryResource, block: DeviceBlock) -> None:
+    try:
+        memory.deallocate(block)
+    except UseAfterFree:
+        pass  # the resource was closed first, and freed everything
+
+
+class Copied:
+    """What a share of an image keeps: the linear buffer, and the array while the image is open."""
+
+    __slots__ = ("image", "linear")
+
+    def __init__(self, linear: Linear, image: Image) -> None:
+        self.linear = linear
+        self.image: Image | None = image
+
+
+class ImageBacking(OpaqueBacking):
+    """An opaque array behind a linear copy.
+
+    Args:
+        state: the device.
+        memory: where linear buffers come from.
+        layout: shape and element type of the base part.
+        row_bytes: bytes of one row of its texels.
+        surfaces: whether surface objects of the array are allowed.
+        depth: slices of a 3-D image, else 0.
+    """
+
+    def __init__(
+        self,
+        state: DeviceState,
+        memory: DeviceMemoryResource,
+        layout: Layout,
+        *,
+        row_bytes: int,
+        surfaces: bool,
+        depth: int = 0,
+    ) -> None:
+        self.state = state
+        self.layout = layout
+        self.size = layout.nbytes
+        self._memory = memory
+        self._surfaces = surfaces
+        self._spare: Linear | None = None
+        self._copier = image_copier(state)
+        self.copy_path = choose_path(self.size, surfaces=surfaces, depth=depth)
+        if surfaces:
+            self._copier.prepare(row_bytes, depth)
+
+    # --- what a concrete image adds ------------------------------------------------------------------------------
+    @abstractmethod
+    def acquire(self, stream: Stream) -> Block:
+        """Get hold of the image for work on ``stream``; gives the record of what uses the image itself."""
+
+    @abstractmethod
+    def release(self, stream: Stream, error: BaseException | None = None) -> None:
+        """Undo one :meth:`acquire`; ``error`` is what happened in between, if something did."""
+
+    @abstractmethod
+    def array(self, part: Part) -> tuple[int, ArrayInfo, int, Layout]:
+        """``(array, info, slice, layout)`` of a part of the image held."""
+
+    def planes(self, layout: Layout) -> Mapping[str, PlaneView]:
+        """The arrays that make up a part of this layout."""
+        return {"image": PlaneView(0, layout)}
+
+    # --- the life-cycle -------------------------------------------------------------------------------------------
+    def open(self, part: Part, stream: Stream, load: bool) -> Share:
+        """Inherited."""
+        self.acquire(stream)
+        image = None
+        try:
+            array, info, slice_, layout = self.array(part)
+            image = Image(self.state, array, info, slice_=slice_, surfaces=self._surfaces)
+            linear = self._take(image.nbytes, stream)
+            share = Share(
+                part,
+                linear.block,
+                layout,
+                rows=image.rows,
+                planes=self.planes(layout),
+                keep=Copied(linear, image),
+            )
+            if load:
+                self.refresh(share, stream)
+            else:
+                share.block.prepare(stream, Access.READ_WRITE)
+        except BaseException as error:
+            if image is not None:
+                image.retire(stream)
+            self.release(stream, error)
+            raise
+        return share
+
+    def refresh(self, share: Share, stream: Stream) -> None:
+        """Inherited."""
+        uses, copied = self._uses(), _copied(share)
+        uses.prepare(stream, Access.READ)
+        share.block.prepare(stream, Access.READ_WRITE)
+        assert copied.image is not None, "refresh of a shut image"
+        self._copier.load(copied.image, share.block.ptr, stream)
+        seq = stream.submit()
+        uses.finish(stream, Access.READ, seq)
+        share.block.finish(stream, Access.WRITE, seq)
+
+    def publish(self, share: Share, stream: Stream) -> None:
+        """Inherited."""
+        uses, copied = self._uses(), _copied(share)
+        uses.prepare(stream, Access.READ_WRITE)
+        share.block.prepare(stream, Access.READ_WRITE)
+        assert copied.image is not None, "publish of a shut image"
+        self._copier.store(copied.image, share.block.ptr, stream)
+        seq = stream.submit()
+        uses.finish(stream, Access.WRITE, seq)
+        share.block.finish(stream, Access.WRITE, seq)
+
+    def shut(self, share: Share, stream: Stream) -> None:
+        """Inherited. Readers of the linear copy are not waited for: the next copy into it waits for them."""
+        copied = _copied(share)
+        self.release(stream)
+        if copied.image is not None:
+            copied.image.retire(stream)
+            copied.image = None
+        if self._spare is None:
+            self._spare = copied.linear
+
+    def drop_linear(self) -> None:
+        """Let the linear buffer go; exports that are alive keep it."""
+        self._spare = None
+
+    @abstractmethod
+    def _uses(self) -> Block:
+        """The record that :meth:`acquire` gave."""
+
+    def _take(self, nbytes: int, stream: Stream) -> Linear:
+        """The handle's linear buffer if it is free, alive and large enough; else a new one."""
+        linear, self._spare = self._spare, None
+        if linear is not None and linear.block.state is BlockState.LIVE and linear.block.nbytes >= nbytes:
+            return linear
+        try:
+            return Linear(self._memory, self._memory.allocate(nbytes, stream, TAG))
+        except OutOfMemory as error:
+            raise MapUnavailableError(
+                f"{self}: no memory for its linear copy",
+                got=f"{nbytes} bytes asked for",
+                hint=f"Free memory, or give the handle a larger resource ({error})",
+                reason="alloc_failed",
+            ) from error
+
+
+def _copied(share: Share) -> Copied:
+    assert isinstance(share.keep, Copied), "a share of another backing"
+    return share.keep
+
+
+class GlImage(ImageBacking, GlBacking):
+    """A registered GL texture or renderbuffer.
+
+    Args:
+        registration: of the image.
+        memory: where linear buffers come from.
+        target: the GL target.
+        info: the base level, as OpenGL described it at registration.
+        format: what its texels are, or what image they carry.
+        layout: the base part as consumers see it.
+        planes: of a carried image, the arrays that make it up.
+        surfaces: registered so that surface objects may be made.
+        describe: asks OpenGL about a level now; raises NotAllocatedError where there is none.
+        what: the image's name for messages.
+    """
+
+    kind = "GlImage"
+    format: Format
+
+    def __init__(
+        self,
+        registration: Registration,
+        memory: DeviceMemoryResource,
+        *,
+        target: int,
+        info: ImageInfo,
+        format: Format,
+        layout: Layout,
+        planes: Mapping[str, PlaneView] | None,
+        surfaces: bool,
+        describe: Callable[[int], ImageInfo],
+        what: str,
+    ) -> None:
+        self.registration = registration
+        self.info = info
+        self.format = format
+        self._volume = target == TEXTURE_3D
+        self._describe = describe
+        self._levels = {0: info}
+        self._planes = planes
+        self._what = what
+        depth = info.depth if self._volume else 0
+        row_bytes = info.width * format.texel_bytes
+        super().__init__(
+            registration.state, memory, layout, row_bytes=row_bytes, surfaces=surfaces, depth=depth
+        )
+
+    def check(self, part: Part) -> None:
+        """Inherited. The driver itself would map the old storage of an image that was resized or deleted."""
+        if not self.registration.mapped:
+            self._check_base()
+        if part.level < 0:
+            raise UsageError(f"{self}", got=f"level {part.level}", expected="a level of 0 or more")
+        if part.level and self._planes is not None:
+            raise UsageError(
+                f"{self} holds a {self.format} image", got=f"level {part.level}", expected="level 0"
+            )
+        if part.level:
+            self._levels[part.level] = self._describe(part.level)
+        layers = self._levels[part.level].depth
+        if not 0 <= part.layer < layers:
+            raise UsageError(f"{self}", got=f"layer {part.layer}", expected=f"0 to {layers - 1}")
+
+    def _check_base(self) -> None:
+        hint = "Close the handle and register it again"
+        try:
+            now = self._describe(0)
+        except NotAllocatedError as error:
+            raise StaleHandleError(f"{self} was deleted after it was registered", hint=hint) from error
+        if now != self.info:
+            raise StaleHandleError(
+                f"{self} got other storage after it was registered", got=now, expected=self.info, hint=hint
+            )
+
+    def planes(self, layout: Layout) -> Mapping[str, PlaneView]:
+        """Inherited."""
+        return super().planes(layout) if self._planes is None else self._planes
+
+    def acquire(self, stream: Stream) -> Block:
+        """Inherited."""
+        return self.registration.map(stream)
+
+    def release(self, stream: Stream, error: BaseException | None = None) -> None:
+        """Inherited."""
+        if error is None:
+            self.registration.unmap(stream)
+        else:
+            self.registration.undo_map(stream, error)
+
+    def array(self, part: Part) -> tuple[int, ArrayInfo, int, Layout]:
+        """Inherited. What the driver says of the array is checked against what OpenGL says of the image."""
+        driver = self.state.driver
+        layer, slice_ = (0, part.layer) if self._volume else (part.layer, 0)
+        array = driver.graphics_array(self.registration.handle, layer, part.level)
+        found = driver.array_info(array)
+        level = self._levels[part.level]
+        texel = from_descriptor(found.bits, _KINDS[found.kind], found.channels)
+        expected = level.width, level.height, self.format.texel
+        if (found.width, max(found.height, 1), texel) != expected:
+            raise UnsupportedError(
+                f"{self}: CUDA sees another array than OpenGL describes",
+                got=f"{found.width} x {found.height} texels of {texel}",
+                expected=f"{level.width} x {level.height} texels of {self.format.texel}",
+                reason="format",
+            )
+        if part.level == 0:
+            return array, found, slice_, self.layout
+        shape = (level.height, level.width, self.format.channels)
+        return array, found, slice_, Layout.of(shape, self.format.dtype)
+
+    def destroy(self) -> None:
+        """Inherited."""
+        super().destroy()
+        self.drop_linear()
+
+    def _uses(self) -> Block:
+        assert self.registration.uses is not None, "the image was never mapped"
+        return self.registration.uses
+
+    def __str__(self) -> str:
+        return self._what

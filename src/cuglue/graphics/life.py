@@ -1,0 +1,202 @@
+"""The life of one registered object: its live maps, the conflicts between them, and its end.
+
+Owns the state, the lock and the shares of a handle, and the steps of mapping, leaving and closing where the object's
+calls run. Must not know how the public calls are spelled (:mod:`handle`) nor how an object is opened (:mod:`backings`).
+
+The lock is only ever taken on the thread where the backing's calls run, so a thread that waits for that one holds
+nothing it could want.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from ..core.stream import Stream
+from ..driver.protocol import Access
+from ..errors import ClosedError, CuglueError, MapConflictError, PublishError
+from ..lifecycle import HANDLE, HandleState, step
+from .backings import Backing, OpaqueBacking, Part, Share
+from .mapping import CudaMap, unannounced_readers
+
+
+class Life:
+    """State of one registered object, which several handles may share: the last one that is closed ends it.
+
+    Attributes:
+        backing: the object.
+        name: repr of its handles, for messages.
+    """
+
+    def __init__(self, backing: Backing) -> None:
+        self.backing = backing
+        self.name = f"CudaHandle(kind={backing.kind!r}, size={backing.size})"
+        self._lock = threading.RLock()
+        self._live: dict[Part, Share] = {}
+        self._state = HandleState.REGISTERED
+        self._destroyed = False
+        self._users = 0
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def closed(self) -> bool:
+        """True once closed, also while live maps defer the end."""
+        return self._state in (HandleState.CLOSING, HandleState.CLOSED, HandleState.TRANSFERRED)
+
+    def check_open(self) -> None:
+        """Raise ClosedError if the handle was closed."""
+        if self.closed:
+            raise ClosedError(
+                f"{self.name} is closed",
+                got="a call",
+                expected="an open handle",
+                hint="Register the object again",
+            )
+
+    def add_user(self) -> None:
+        """One more handle shares this object."""
+        with self._lock:
+            self.check_open()
+            self._users += 1
+
+    # --- mapping --------------------------------------------------------------------------------------------------
+    def map(
+        self, stream: Stream, part: Part, writable: bool, load: bool, readonly: bool, alias: bool, join: bool
+    ) -> CudaMap:
+        """A live map. Runs where the backing's calls run; see :meth:`CudaHandle.map` for the arguments."""
+        backing = self.backing
+        with self._lock, backing.state.ordering:
+            state = step(HANDLE, self._state, "map", self)
+            share = self._live.get(part)
+            if share is not None and not alias and isinstance(backing, OpaqueBacking):
+                self._refuse_conflict(share, writable)
+            backing.check(part)
+            if share is None:
+                share = backing.open(part, stream, load)
+            elif isinstance(backing, OpaqueBacking) and load and (alias or backing.volatile):
+                backing.refresh(share, stream)
+            else:
+                share.block.prepare(stream, Access.READ_WRITE if writable else Access.READ)
+            # Nothing may fail between here and the end but what undoes the opening.
+            everybody = False
+            try:
+                if join and unannounced_readers() and stream.state.capabilities.context_events:
+                    stream.hold_context()
+                    everybody = True
+                result = CudaMap(
+                    self, share, stream, writable=writable, readonly=readonly, everybody=everybody
+                )
+            except BaseException as error:
+                if not share.maps:
+                    self._undo_open(share, stream, error)
+                raise
+            share.maps += 1
+            share.writers += writable
+            self._live[part] = share
+            self._state = state
+            return result
+
+    def _undo_open(self, share: Share, stream: Stream, error: BaseException) -> None:
+        try:
+            self.backing.shut(share, stream)
+        except CuglueError as second:
+            error.add_note(f"giving {self.name} back failed too: {second}")
+
+    def _refuse_conflict(self, share: Share, writable: bool) -> None:
+        if share.writers or writable:
+            held = "write" if share.writers else "read"
+            raise MapConflictError(
+                f"{self.name} is mapped for {'writing' if share.writers else 'reading'}",
+                got="map_mut()" if writable else "map()",
+                expected="no live map of the same image"
+                if writable
+                else "no live map_mut() of the same image",
+                hint="Leave that map first, or pass alias=True to share its memory",
+                held=held,
+            )
+
+    # --- leaving --------------------------------------------------------------------------------------------------
+    def leave(self, m: CudaMap, stream: Stream, current: Stream, publish: bool) -> None:
+        """Leave a map, on the thread where that has to happen; called by the map."""
+        if self.backing.alive:
+            self.backing.call(self.leave_here, m, stream, current, publish)
+            return
+        with self._lock:
+            if not m.released:
+                self._drop(m)  # with its context went whatever could be given back
+
+    def leave_here(self, m: CudaMap, stream: Stream, current: Stream, publish: bool) -> None:
+        """:meth:`leave`, on the right thread already."""
+        backing, share = self.backing, m.share
+        with self._lock, backing.state.ordering:
+            if m.released:
+                return
+            stream.refuse_capture("leave a map")
+            m.note_uses(stream, current)
+            if publish and m.writable and not m.published and isinstance(backing, OpaqueBacking):
+                try:
+                    backing.publish(share, stream)
+                except CuglueError as error:
+                    m.advance("fail")
+                    raise PublishError(
+                        f"{self.name} was not published",
+                        got=str(error),
+                        hint="Release the map again, or cancel() it",
+                    ) from error
+                m.published = True
+            if share.maps == 1:
+                try:
+                    backing.shut(share, stream)
+                except BaseException:
+                    m.advance("fail")
+                    raise
+            self._drop(m)
+
+    def _drop(self, m: CudaMap) -> None:
+        """Forget a map that was left (lock held), and end the handle if it was closed and this was the last one."""
+        share = m.share
+        share.maps -= 1
+        share.writers -= m.writable
+        if not share.maps:
+            del self._live[share.part]
+        m.advance("release")
+        self._state = step(HANDLE, self._state, "unmap" if self._live else "unmap_last", self)
+        if self._state is HandleState.CLOSED:
+            self._destroy()
+
+    # --- the end --------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """One handle less; with the last one the registration ends, now or when the last live map is left."""
+        if self.backing.alive:
+            self.backing.call(self.close_here)
+            return
+        with self._lock:
+            self._users -= 1
+            if self._users <= 0:
+                self._state = step(HANDLE, self._state, "close", self.name)
+                self._destroyed = True  # with its context went the registration
+
+    def close_here(self) -> None:
+        """:meth:`close`, on the right thread already. Where it fails nothing has changed."""
+        with self._lock:
+            if self._users == 1:
+                state = step(HANDLE, self._state, "close", self.name)
+                if state is HandleState.CLOSED:
+                    self._destroy()
+                self._state = state
+            self._users -= 1
+
+    def finish(self) -> None:
+        """Try an end again that failed when the last map was left."""
+        if self._state is HandleState.CLOSED and not self._destroyed and self.backing.alive:
+            self.backing.call(self._finish_here)
+
+    def _finish_here(self) -> None:
+        with self._lock:
+            self._destroy()
+
+    def _destroy(self) -> None:
+        if not self._destroyed:
+            self.backing.destroy()
+            self._destroyed = True

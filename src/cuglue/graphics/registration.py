@@ -1,0 +1,73 @@
+"""A graphics resource registered with the driver: mapped while somebody needs it, unregistered once.
+
+Owns the count of users, the driver's map and unmap calls, and the order between streams that map the same resource.
+Must not know what the resource is, nor what its memory is used for.
+"""
+
+from __future__ import annotations
+
+from ..core.block import Block
+from ..core.device import DeviceState
+from ..core.stream import Stream
+from ..driver.protocol import Access
+from ..errors import CuglueError
+from .glops import GlOps
+
+
+class Registration:
+    """A resource registered with the driver: mapped while somebody needs it, unregistered once.
+
+    Attributes:
+        handle: the driver's resource.
+        uses: what was queued on the object itself. The driver orders graphics and the mapping stream, not two
+            mapping streams: that is done by these.
+    """
+
+    __slots__ = ("_users", "handle", "ops", "state", "uses")
+
+    def __init__(self, state: DeviceState, ops: GlOps, handle: int) -> None:
+        self.state = state
+        self.ops = ops
+        self.handle = handle
+        self.uses: Block | None = None
+        self._users = 0
+
+    @property
+    def mapped(self) -> bool:
+        """Whether CUDA has the object now."""
+        return self._users > 0
+
+    def map(self, stream: Stream) -> Block:
+        """Map the resource, or share the mapping there is; gives :attr:`uses`."""
+        uses = self.uses
+        if uses is None:
+            uses = self.uses = Block(0, 0, stream, 0, "graphics resource")
+        if self._users:
+            uses.prepare(stream, Access.READ)
+        else:
+            uses.prepare(stream, Access.READ_WRITE)
+            self.state.driver.graphics_map((self.handle,), stream.handle)
+            uses.finish(stream, Access.WRITE)
+        self._users += 1
+        return uses
+
+    def unmap(self, stream: Stream) -> None:
+        """Undo one :meth:`map`; the last one hands the object back after all its uses."""
+        assert self.uses is not None, "unmap without map"
+        if self._users == 1:
+            self.uses.prepare(stream, Access.READ_WRITE)
+            self.state.driver.graphics_unmap((self.handle,), stream.handle)
+            self.uses.finish(stream, Access.WRITE)
+        self._users -= 1
+
+    def undo_map(self, stream: Stream, error: BaseException) -> None:
+        """:meth:`unmap` because something after the mapping failed with ``error``."""
+        try:
+            self.unmap(stream)
+        except CuglueError as second:
+            self._users -= 1
+            error.add_note(f"giving the object back failed too: {second}")
+
+    def unregister(self) -> None:
+        """End the registration."""
+        self.state.driver.graphics_unregister(self.handle)
