@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+#: The context of device 0; that of device 1 is one more.
+CONTEXT = 100
+
 
 class Script:
     """Calls in order, and what to answer: ``answers[name]`` is a value, a tuple of values or an exception.
@@ -53,7 +56,7 @@ class FakeRuntime:
         return self._devices
 
     def getDevice(self) -> int:
-        return self.stack[-1] if self.stack else self.current
+        return self.stack[-1] - CONTEXT if self.stack else self.current
 
     def check_status(self, status: int) -> None:
         self._script.calls.append(("check_status", status))
@@ -85,7 +88,10 @@ class FakeBindings:
         return (self._real.CUresult.CUDA_SUCCESS,)
 
     def cuDevicePrimaryCtxRetain(self, device: int) -> tuple[Any, int]:
-        return self._real.CUresult.CUDA_SUCCESS, device
+        return self._real.CUresult.CUDA_SUCCESS, CONTEXT + device
+
+    def cuCtxGetCurrent(self) -> tuple[Any, int]:
+        return self._real.CUresult.CUDA_SUCCESS, self._runtime.stack[-1] if self._runtime.stack else 0
 
     def cuCtxPushCurrent(self, context: int) -> tuple[Any]:
         self._runtime.stack.append(context)

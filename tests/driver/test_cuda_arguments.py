@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from typing import Any
 
@@ -47,6 +48,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> Fake:
     return fake_cuda.install(monkeypatch, devices=2)
+
+
+def open_fd() -> int:
+    """A file descriptor for the driver to take."""
+    return os.open(os.devnull, os.O_RDONLY)
 
 
 # --- device and context -------------------------------------------------------------------------------------
@@ -94,7 +100,7 @@ def test_wrong_ordinal_never_reaches_cuda(fake: Fake, device: int) -> None:
 def test_handles_run_on_their_own_device(two: Fake) -> None:
     driver, script, _ = two
     script.answers["cuSignalExternalSemaphoresAsync"] = None
-    semaphore = driver.import_semaphore_fd(3, True, 1)
+    semaphore = driver.import_semaphore_fd(open_fd(), True, 1)
     driver.semaphore_signal(semaphore, 1, 0)
     resource = driver.gl_register_buffer(4, RegisterFlags.NONE, 1)
     driver.graphics_map([resource], 0)
@@ -249,7 +255,7 @@ def test_context_events_take_the_context_itself(two: Fake) -> None:
     driver, script, runtime = two
     driver.context_record(55, 1)
     driver.context_wait(55, 1)
-    assert [call[:3] for call in script.calls] == [("cuCtxRecordEvent", 1, 55), ("cuCtxWaitEvent", 1, 55)]
+    assert [call[:3] for call in script.calls] == [("cuCtxRecordEvent", 101, 55), ("cuCtxWaitEvent", 101, 55)]
     assert runtime.stack == []
 
 
@@ -257,39 +263,148 @@ def test_context_events_take_the_context_itself(two: Fake) -> None:
 
 
 class FakeFunction:
+    """A compiled function whose parameters have these sizes; CuPy's own way to launch it only notes the call."""
+
     ptr = 77
 
-    def __init__(self) -> None:
+    def __init__(self, script: fake_cuda.Script, *sizes: int) -> None:
+        self.script = script
+        self.sizes = sizes
         self.launches: list[tuple[Any, ...]] = []
-        self.error: BaseException | None = None
+        self.arguments: list[list[bytes]] = []
+        script.answers.update(cuFuncGetParamInfo=self.parameter, cuLaunchKernel=self.launched)
 
     def __call__(self, *args: Any) -> None:
-        if self.error is not None:
-            raise self.error
         self.launches.append(args)
+
+    def parameter(self) -> Any:
+        _, handle, index, _ = self.script.calls[-1]
+        assert int(handle) == self.ptr
+        return (0, self.sizes[index]) if index < len(self.sizes) else REFUSED
+
+    def launched(self) -> None:
+        addresses = self.script.calls[-1][10]
+        pointers = (ctypes.c_void_p * len(self.sizes)).from_address(addresses)
+        pairs = zip(pointers, self.sizes, strict=True)
+        self.arguments.append([ctypes.string_at(pointer, size) for pointer, size in pairs])
 
 
 @pytest.fixture
-def function(monkeypatch: pytest.MonkeyPatch) -> FakeFunction:
-    made = FakeFunction()
+def function(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> FakeFunction:
+    made = FakeFunction(fake[1])
     monkeypatch.setattr(kernels, "_function_of", lambda raw, name, context: made)
     return made
 
 
 def test_launch_arguments(fake: Fake, function: FakeFunction) -> None:
-    driver, _, _ = fake
+    driver, script, _ = fake
+    function.sizes = (8, 1, 2, 4, 4, 8, 1, 8)
+    values = (1 << 47, np.int8(-3), np.float16(0.5), np.int32(-7), np.float32(1.5), np.float64(0.1))
+    values += (np.bool_(True), np.uint64((1 << 64) - 5))
     kernel = driver.kernel_load("f", "source", ("-DX",), 0)
-    values = (1 << 47, np.float32(1.5))
+    for _ in range(2):
+        driver.kernel_launch(kernel, (2, 3, 4), (32, 5, 6), values, (None,) * 8, 64, 9)
+    handle, *rest = next(call[1:] for call in script.calls if call[0] == "cuLaunchKernel")
+    assert int(handle) == 77
+    assert rest[:8] == [2, 3, 4, 32, 5, 6, 64, 9]
+    wanted = [(1 << 47).to_bytes(8, "little"), *(value.tobytes() for value in values[1:])]
+    assert function.arguments == [wanted, wanted]
+    assert function.launches == []
+
+
+def test_arguments_of_a_launch_stay_while_another_is_packed(fake: Fake, function: FakeFunction) -> None:
+    driver, script, _ = fake
+    function.sizes = (4,)
+    kernel = driver.kernel_load("f", "source", (), 0)
+    seen: list[list[bytes]] = []
+
+    def inner() -> None:
+        script.answers["cuLaunchKernel"] = function.launched
+        mine = script.calls[-1][10]
+        driver.kernel_launch(kernel, (1, 1, 1), (1, 1, 1), (np.int32(2),), (None,), 0, 9)
+        (pointer,) = (ctypes.c_void_p * 1).from_address(mine)
+        seen.append([ctypes.string_at(pointer, 4)])
+
+    script.answers["cuLaunchKernel"] = inner
+    driver.kernel_launch(kernel, (1, 1, 1), (1, 1, 1), (np.int32(1),), (None,), 0, 9)
+    assert (seen, function.arguments) == ([[b"\1\0\0\0"]], [[b"\2\0\0\0"]])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "values", "text"),
+    [
+        ((8,), (np.int32(1),), "int32 of 4 bytes as argument 0, expected a parameter of 8 bytes"),
+        ((4, 4), (np.int32(1), np.float64(1)), "float64 of 8 bytes as argument 1"),
+        ((4,), (np.int64(1),), "int64 of 8 bytes"),
+        ((16,), (1,), "int of 8 bytes as argument 0, expected a parameter of 16"),
+        ((8, 8), (1,), "got 1 arguments, expected 2"),
+        ((), (1,), "got 1 arguments, expected 0"),
+        ((8,), (1 << 70,), "expected values that fit"),
+    ],
+)
+def test_arguments_that_do_not_fit(
+    fake: Fake, function: FakeFunction, sizes: tuple[int, ...], values: tuple[Any, ...], text: str
+) -> None:
+    driver, script, _ = fake
+    function.sizes = sizes
+    kernel = driver.kernel_load("f", "source", (), 0)
+    for _ in range(2):
+        with pytest.raises(LaunchError, match=text):
+            driver.kernel_launch(kernel, (1, 1, 1), (1, 1, 1), values, (None,) * len(values), 0, 9)
+    assert "cuLaunchKernel" not in script.names()
+
+
+def test_plain_numbers_take_the_width_of_the_parameter(fake: Fake, function: FakeFunction) -> None:
+    driver, _, _ = fake
+    function.sizes = (4, 1, 4, 8)
+    kernel = driver.kernel_load("f", "source", (), 0)
+    driver.kernel_launch(kernel, (1, 1, 1), (1, 1, 1), (-2, 7, 1.5, 1.5), (None,) * 4, 0, 9)
+    wanted = [np.int32(-2), np.int8(7), np.float32(1.5), np.float64(1.5)]
+    assert function.arguments == [[value.tobytes() for value in wanted]]
+
+
+def test_bindings_that_tell_no_parameters(
+    fake: Fake, function: FakeFunction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, script, _ = fake
+    monkeypatch.setattr(kernels.cu, "cuFuncGetParamInfo", None, raising=False)
+    kernel = driver.kernel_load("f", "source", (), 0)
+    driver.kernel_launch(kernel, (1, 1, 1), (1, 1, 1), (1 << 40,), (None,), 0, 9)
+    assert "cuLaunchKernel" in script.names()
+
+
+def test_what_we_cannot_pack_goes_through_cupy(fake: Fake, function: FakeFunction) -> None:
+    driver, script, _ = fake
+    kernel = driver.kernel_load("f", "source", (), 0)
+    values = (1 << 47, np.complex64(1j))
     driver.kernel_launch(kernel, (2, 1, 1), (32, 1, 1), values, (None, None), 64, 9)
     ((grid, block, args, shared, stream, cooperative),) = function.launches
-    assert (grid, block, args, shared, stream.ptr, cooperative) == (
-        (2, 1, 1),
-        (32, 1, 1),
-        values,
-        64,
-        9,
-        False,
-    )
+    assert (grid, block, args, shared) == ((2, 1, 1), (32, 1, 1), values, 64)
+    assert (stream.ptr, cooperative) == (9, False)
+    assert "cuLaunchKernel" not in script.names()
+
+
+def test_thread_without_context_launches_all_the_same(fake: Fake, function: FakeFunction) -> None:
+    driver, script, _ = fake
+    kernel = driver.kernel_load("f", "source", (), 0)
+
+    def refuse_once() -> Any:
+        script.answers["cuLaunchKernel"] = None
+        return calls.cu.CUresult.CUDA_ERROR_INVALID_CONTEXT
+
+    script.answers["cuLaunchKernel"] = refuse_once
+    driver.kernel_launch(kernel, (1, 1, 1), (1, 1, 1), (), (), 0, 9)
+    assert script.names().count("cuLaunchKernel") == 2
+
+
+@pytest.mark.parametrize(("code", "error"), [(701, LaunchError), (1, LaunchError), (719, DevicePoisoned)])
+def test_refused_launch(fake: Fake, function: FakeFunction, code: int, error: type[Exception]) -> None:
+    driver, script, _ = fake
+    kernel = driver.kernel_load("f", "source", (), 0)
+    script.answers["cuLaunchKernel"] = calls.cu.CUresult(code)
+    with pytest.raises(error) as caught:
+        driver.kernel_launch(kernel, (1, 1, 1), (1, 1, 1), (), (), 0, 9)
+    assert caught.value.code == code  # type: ignore[attr-defined]
 
 
 def test_kernel_is_compiled_once_and_forgotten_with_its_last_user(fake: Fake, function: FakeFunction) -> None:
@@ -304,9 +419,8 @@ def test_kernel_is_compiled_once_and_forgotten_with_its_last_user(fake: Fake, fu
     driver.kernel_unload(first)
     driver.kernel_launch(first, (1, 1, 1), (1, 1, 1), (), (), 0, 0)
     driver.kernel_unload(first)
-    for refused in (lambda: driver.kernel_launch(first, (1,) * 3, (1,) * 3, (), (), 0, 0),):
-        with pytest.raises(DriverError, match="kernel 0x1 is not alive"):
-            refused()
+    with pytest.raises(DriverError, match="kernel 0x1 is not alive"):
+        driver.kernel_launch(first, (1, 1, 1), (1, 1, 1), (), (), 0, 0)
     with pytest.raises(DriverError, match="is not alive"):
         driver.kernel_unload(first)
     assert driver.kernel_load("f", "source", (), 0) != first
@@ -321,7 +435,7 @@ def test_empty_grid_is_refused_as_cuda_does(
     with pytest.raises(LaunchError) as caught:
         driver.kernel_launch(kernel, grid, block, (), (), 0, 0)
     assert caught.value.code == 1
-    assert function.launches == []
+    assert fake[1].calls == []
 
 
 def test_much_shared_memory_is_asked_for_once(fake: Fake, function: FakeFunction) -> None:
@@ -335,7 +449,7 @@ def test_much_shared_memory_is_asked_for_once(fake: Fake, function: FakeFunction
     script.answers["cuFuncSetAttribute"] = REFUSED
     with pytest.raises(LaunchError):
         driver.kernel_launch(kernel, (1, 1, 1), (1, 1, 1), (), (), 1 << 20, 0)
-    assert len(function.launches) == 4
+    assert len(function.arguments) == 4
 
 
 def test_adopting_what_is_no_kernel(fake: Fake) -> None:
@@ -433,12 +547,12 @@ def test_texture_description(fake: Fake, normalized: bool, linear: bool) -> None
         (lambda d: d.array_create(RGBA8, 0), "array_destroy"),
         (lambda d: d.surface_create(5, 0), "surface_destroy"),
         (lambda d: d.texture_create(5, 0), "texture_destroy"),
-        (lambda d: d.import_memory_fd(3, 64, False, False, 0), "external_memory_destroy"),
+        (lambda d: d.import_memory_fd(open_fd(), 64, False, False, 0), "external_memory_destroy"),
         (
-            lambda d: d.external_array(d.import_memory_fd(3, 64, False, False, 0), 0, RGBA8)[0],
+            lambda d: d.external_array(d.import_memory_fd(open_fd(), 64, False, False, 0), 0, RGBA8)[0],
             "external_array_free",
         ),
-        (lambda d: d.import_semaphore_fd(3, False, 0), "semaphore_destroy"),
+        (lambda d: d.import_semaphore_fd(open_fd(), False, 0), "semaphore_destroy"),
         (lambda d: d.vmm_create(1 << 21, 0, True), "vmm_release"),
     ],
 )
@@ -524,12 +638,54 @@ def test_d3d11_is_windows_only(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> N
 # --- external and virtual memory ----------------------------------------------------------------------------
 
 
+def taken(given: int, fd: int) -> bool:
+    """True if the driver was given a copy that is open and the caller's fd is closed."""
+    os.close(given)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    return given != fd
+
+
+@pytest.mark.parametrize("closes", [False, True])
+@pytest.mark.parametrize("what", ["memory", "semaphore"])
+def test_refused_fd_stays_its_owners(fake: Fake, closes: bool, what: str) -> None:
+    """Whether or not the driver closed what it refused, as 580.159 does."""
+    driver, script, _ = fake
+    fd, given = open_fd(), []
+
+    def refuse() -> Any:
+        given.append(script.calls[-1][1].handle.fd)
+        if closes:
+            os.close(given[0])
+        return REFUSED
+
+    script.answers.update(cuImportExternalMemory=refuse, cuImportExternalSemaphore=refuse)
+    memory = what == "memory"
+    import_fd = driver.import_memory_fd if memory else driver.import_semaphore_fd
+    with pytest.raises(DriverError):
+        import_fd(fd, *((4096, False, False, 0) if memory else (True, 0)))
+    os.close(fd)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(given[0])
+
+
+def test_closed_fd_never_reaches_cuda(fake: Fake) -> None:
+    driver, script, _ = fake
+    fd = open_fd()
+    os.close(fd)
+    with pytest.raises(UsageError, match=r"file descriptor: got \d+ \(Bad file descriptor\)"):
+        driver.import_memory_fd(fd, 4096, False, False, 0)
+    assert script.calls == []
+
+
 @pytest.mark.parametrize(("dma_buf", "kind"), [(False, 1), (True, 9)])
 def test_memory_by_fd(fake: Fake, dma_buf: bool, kind: int) -> None:
     driver, script, _ = fake
-    memory = driver.import_memory_fd(33, 4096, True, dma_buf, 0)
+    fd = open_fd()
+    memory = driver.import_memory_fd(fd, 4096, True, dma_buf, 0)
     (wanted, _) = script.only("cuImportExternalMemory")
-    assert (int(wanted.type), wanted.handle.fd, wanted.size, wanted.flags) == (kind, 33, 4096, 1)
+    assert (int(wanted.type), wanted.size, wanted.flags) == (kind, 4096, 1)
+    assert taken(wanted.handle.fd, fd)
     driver.external_buffer(memory, 256, 1024)
     (_, part, _) = script.only("cuExternalMemoryGetMappedBuffer")
     assert (part.offset, part.size) == (256, 1024)
@@ -564,9 +720,11 @@ def test_unknown_windows_handle(fake: Fake) -> None:
 @pytest.mark.parametrize(("timeline", "kind"), [(False, 1), (True, 9)])
 def test_semaphore_by_fd(fake: Fake, timeline: bool, kind: int) -> None:
     driver, script, _ = fake
-    semaphore = driver.import_semaphore_fd(33, timeline, 0)
+    fd = open_fd()
+    semaphore = driver.import_semaphore_fd(fd, timeline, 0)
     (wanted, _) = script.only("cuImportExternalSemaphore")
-    assert (int(wanted.type), wanted.handle.fd) == (kind, 33)
+    assert int(wanted.type) == kind
+    assert taken(wanted.handle.fd, fd)
     script.answers["cuSignalExternalSemaphoresAsync"] = script.answers["cuWaitExternalSemaphoresAsync"] = None
     driver.semaphore_signal(semaphore, 1 << 40, 9)
     driver.semaphore_wait(semaphore, 1 << 41, 9)
@@ -577,7 +735,7 @@ def test_semaphore_by_fd(fake: Fake, timeline: bool, kind: int) -> None:
 
 def test_external_array_that_fails_half_way_leaves_nothing(fake: Fake) -> None:
     driver, script, _ = fake
-    memory = driver.import_memory_fd(33, 4096, False, False, 0)
+    memory = driver.import_memory_fd(open_fd(), 4096, False, False, 0)
     script.answers["cuExternalMemoryGetMappedMipmappedArray"] = 0x55
     script.answers["cuMipmappedArrayGetLevel"] = REFUSED
     with pytest.raises(DriverError):

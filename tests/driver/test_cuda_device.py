@@ -134,27 +134,53 @@ def test_where_addresses_live(driver: Any, stream: int) -> None:
     driver.host_free(pinned)
 
 
-def test_contracts_0_5_a_thread_without_context_stays_without(driver: Any) -> None:
+def test_contracts_0_5_a_thread_without_context_stays_without(driver: Any, stream: int) -> None:
+    """Runtime calls bind the primary context to such a thread, as everywhere in CUDA; driver-API calls do not."""
     from cuda.bindings import driver as cu
 
-    answers: list[int] = []
+    kernel = driver.kernel_load("hold", SOURCE, (), 0)
+    event, flag = driver.event_create(0), driver.host_alloc(64)
+    driver.host_view(flag, 4, True)[:] = b"\1\0\0\0"
+    contexts: dict[str, int] = {}
+    made: list[int] = []
+
+    def call(method: str, *args: Any) -> Any:
+        value = getattr(driver, method)(*args)
+        status, context = cu.cuCtxGetCurrent()
+        assert not status
+        contexts[method] = int(context)
+        return value
 
     def work() -> None:
-        array = driver.array_create(RGBA8, 0)
-        surface = driver.surface_create(array, 0)
-        event = driver.event_create(0)
-        driver.context_record(event, 0)
-        driver.memory_info(0)
-        driver.surface_destroy(surface)
-        driver.array_destroy(array)
-        driver.event_destroy(event)
-        status, context = cu.cuCtxGetCurrent()
-        answers.extend((int(status), int(context)))
+        call("device_uuid", 0)
+        array = call("array_create", RGBA8, 0)
+        call("surface_destroy", call("surface_create", array, 0))
+        call("array_destroy", array)
+        call("context_record", event, 0)
+        made.append(call("event_create", 0))
+        call("kernel_launch", kernel, (1, 1, 1), (1, 1, 1), (flag, 1), (None, None), 0, stream)
+        call("event_record", event, stream)
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert answers == [0, 0]
+    contexts.pop("event_record")
+    assert contexts == dict.fromkeys(contexts, 0)
+    driver.stream_synchronize(stream)
+    driver.kernel_unload(kernel)
+    for each in (event, *made):
+        driver.event_destroy(each)
+    driver.host_free(flag)
+
+
+def test_contracts_0_5_a_context_of_somebody_else_is_back(driver: Any) -> None:
+    from cuda.bindings import driver as cu
+
+    with driver._primary(0):
+        status, before = cu.cuCtxGetCurrent()
+        driver.array_destroy(driver.array_create(RGBA8, 0))
+        driver.free(driver.malloc(64, 0), 0)
+        assert (int(status), int(cu.cuCtxGetCurrent()[1])) == (0, int(before))
 
 
 def test_no_room(driver: Any, stream: int) -> None:
@@ -374,6 +400,22 @@ def test_every_width_of_argument_arrives(driver: Any, stream: int, memory: Calla
     driver.kernel_unload(kernel)
 
 
+def test_arguments_that_do_not_fit_the_kernel(driver: Any, stream: int, memory: Callable[[int], int]) -> None:
+    data = memory(400)
+    kernel = driver.kernel_load("add", SOURCE, (), 0)
+    for values in (
+        (data, np.int32(100)),
+        (data, np.int32(100), np.int64(2)),
+        (data, np.int32(100), np.int32(2), 5),
+        (np.int32(5), np.int32(100), np.int32(2)),
+    ):
+        with pytest.raises(LaunchError, match="do not fit"):
+            driver.kernel_launch(kernel, (4, 1, 1), (32, 1, 1), values, (None,) * 3, 0, stream)
+    driver.kernel_launch(kernel, (4, 1, 1), (32, 1, 1), (data, 100, -2), (None,) * 3, 0, stream)
+    assert (download(driver, data, 400, stream).view(np.int32) == -2).all()
+    driver.kernel_unload(kernel)
+
+
 def test_refused_launches(driver: Any, stream: int, memory: Callable[[int], int]) -> None:
     data = memory(400)
     kernel = driver.kernel_load("add", SOURCE, (), 0)
@@ -573,10 +615,17 @@ def test_mapping_nothing_is_refused(driver: Any) -> None:
 
 def test_refused_import_leaves_the_fd_to_its_owner(driver: Any, tmp_path: Path) -> None:
     fd = os.open(tmp_path / "plain", os.O_RDWR | os.O_CREAT)
-    with pytest.raises(DriverError) as caught:
-        driver.import_memory_fd(fd, 4096, False, False, 0)
-    assert caught.value.call == "cuImportExternalMemory"
-    os.fstat(fd)
+    before = open_files()
+    for refused in (
+        lambda: driver.import_memory_fd(fd, 4096, False, False, 0),
+        lambda: driver.import_memory_fd(fd, 4096, False, True, 0),
+        lambda: driver.import_semaphore_fd(fd, False, 0),
+        lambda: driver.import_semaphore_fd(fd, True, 0),
+    ):
+        with pytest.raises(DriverError):
+            refused()
+        os.fstat(fd)
+    assert open_files() == before
     os.close(fd)
 
 

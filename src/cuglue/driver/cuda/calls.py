@@ -18,7 +18,9 @@ from cupy.cuda import runtime
 from ...errors import CuglueError, DevicePoisoned, DriverError, LaunchError, OutOfMemory
 
 __all__ = [
+    "INVALID_VALUE",
     "NOT_READY",
+    "NO_CONTEXT",
     "CUDADriverError",
     "CUDARuntimeError",
     "call",
@@ -34,7 +36,9 @@ __all__ = [
 CUDARuntimeError = runtime.CUDARuntimeError
 CUDADriverError: Any = cupy_driver.CUDADriverError
 
+INVALID_VALUE = 1
 OUT_OF_MEMORY = 2
+NO_CONTEXT = 201
 INVALID_HANDLE = 400
 NOT_READY = 600
 UNKNOWN = 999

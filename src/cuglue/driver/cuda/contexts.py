@@ -1,8 +1,8 @@
 """Which context is current while a call runs.
 
-Owns the primary contexts, the only ones used, and the table from handles to devices. A runtime call on the device that
-is current already needs no context work; a driver-API call always gets its context pushed and popped, since a fresh
-thread has none.
+Owns the primary contexts, the only ones used, and the table from handles to devices. A driver-API call gets its context
+pushed and popped unless it is current already: a fresh thread has none. A runtime call on the current device needs
+nothing, and gives a thread that has no context the primary one, as everywhere in CUDA.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from ...errors import UsageError
 from .calls import call, call_runtime, cu, runtime, unknown_handle
 
 
-class Pushed:
-    """``with`` this, the context is current on this thread; the former one is back afterwards. Reusable, nests."""
+class Primary:
+    """The context of a device, retained until the process ends.
 
-    __slots__ = ("context", "device")
+    ``with`` it, the context is current on this thread and the former one is back afterwards. Reusable, nests.
+    """
+
+    __slots__ = ("context", "number")
 
     def __init__(self, device: int) -> None:
-        self.device = device
         self.context: Any = call(cu.cuDevicePrimaryCtxRetain, device)
+        self.number = int(self.context)
 
     def __enter__(self) -> None:
         call(cu.cuCtxPushCurrent, self.context)
@@ -33,6 +36,21 @@ class Pushed:
         cu.cuCtxPopCurrent()  # can only fail on an empty stack, and this thread pushed
 
 
+class _Current:
+    """What stands for a context that is current already: ``with`` it, nothing happens."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+
+_CURRENT = _Current()
+
+
 class Contexts:
     """Base of the parts of the driver: contexts by device, devices by handle."""
 
@@ -41,19 +59,26 @@ class Contexts:
         self._count: int = call_runtime(runtime.getDeviceCount)
         # With one device no call needs to ask which one is current.
         self._only = 0 if self._count == 1 else -1
-        self._pushed: dict[int, Pushed] = {}
+        self._primaries: dict[int, Primary] = {}
         self._owners: dict[tuple[str, int], int] = {}
         self._lock = threading.RLock()
 
-    def _on(self, device: int) -> Pushed:
-        """Context manager under which ``device`` is current."""
-        pushed = self._pushed.get(device)
-        if pushed is None:
+    def _primary(self, device: int) -> Primary:
+        primary = self._primaries.get(device)
+        if primary is None:
             with self._lock:
                 if not 0 <= device < self._count:
                     raise UsageError("device", got=device, expected=f"an ordinal below {self._count}")
-                pushed = self._pushed.setdefault(device, Pushed(device))  # retained until the process ends
-        return pushed
+                if device not in self._primaries:
+                    self._primaries[device] = Primary(device)
+                primary = self._primaries[device]
+        return primary
+
+    def _on(self, device: int) -> Primary | _Current:
+        """Context manager under which ``device`` is current."""
+        primary = self._primary(device)
+        _, current = cu.cuCtxGetCurrent()  # an eighth of what push and pop cost
+        return _CURRENT if int(current) == primary.number else primary
 
     def _elsewhere(self, device: int) -> bool:
         """True if a runtime call for ``device`` needs :meth:`_on` first."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from ...errors import UnsupportedError
+from ...errors import UnsupportedError, UsageError
 from ..protocol import ArrayInfo
 from .arrays import array_descriptor
 from .calls import call, cu, nonzero
@@ -28,8 +31,8 @@ class External(Contexts):
     def import_memory_fd(self, fd: int, nbytes: int, dedicated: bool, dma_buf: bool, device: int) -> int:
         """Inherited."""
         description = _memory("DMABUF_FD" if dma_buf else "OPAQUE_FD", nbytes, dedicated)
-        description.handle.fd = fd
-        return self._import_memory(description, device)
+        with _copy_of(fd) as description.handle.fd:
+            return self._import_memory(description, device)
 
     def import_memory_win32(self, kind: str, handle: int, nbytes: int, dedicated: bool, device: int) -> int:
         """Inherited."""
@@ -86,8 +89,8 @@ class External(Contexts):
     def import_semaphore_fd(self, fd: int, timeline: bool, device: int) -> int:
         """Inherited."""
         description = _semaphore("TIMELINE_SEMAPHORE_FD" if timeline else "OPAQUE_FD")
-        description.handle.fd = fd
-        return self._import_semaphore(description, device)
+        with _copy_of(fd) as description.handle.fd:
+            return self._import_semaphore(description, device)
 
     def import_semaphore_win32(self, kind: str, handle: int, device: int) -> int:
         """Inherited."""
@@ -120,6 +123,32 @@ class External(Contexts):
         with self._on(self._owner("semaphore", semaphore, "cuDestroyExternalSemaphore")):
             call(cu.cuDestroyExternalSemaphore, semaphore)
         self._disown("semaphore", semaphore)
+
+
+@contextmanager
+def _copy_of(fd: int) -> Iterator[int]:
+    """A copy of ``fd`` for the driver to take; ``fd`` itself is closed if it does, and stays the caller's if not.
+
+    The driver closes some of the fds that it refuses (seen of 580.159), so it never gets the caller's own.
+    """
+    try:
+        copy = os.dup(fd)
+    except OSError as error:
+        raise UsageError("file descriptor", got=f"{fd} ({error.strerror})", expected="an open one") from None
+    try:
+        yield copy
+    except BaseException:
+        if _same_file(copy, fd):
+            os.close(copy)
+        raise
+    os.close(fd)
+
+
+def _same_file(first: int, second: int) -> bool:
+    try:
+        return os.path.sameopenfile(first, second)
+    except OSError:
+        return False
 
 
 def _memory(kind: str, nbytes: int, dedicated: bool) -> Any:

@@ -12,8 +12,20 @@ from cupy.cuda.function import Function
 
 from ...errors import CuglueError, DriverError, LaunchError, UnsupportedError, UsageError
 from ..protocol import SimFunction, Span, SurfaceArg
-from .calls import CUDADriverError, CUDARuntimeError, call, cu, failure_of, runtime, unknown_handle
+from .calls import (
+    INVALID_VALUE,
+    NO_CONTEXT,
+    CUDADriverError,
+    CUDARuntimeError,
+    call,
+    cu,
+    failure,
+    failure_of,
+    runtime,
+    unknown_handle,
+)
 from .contexts import Contexts
+from .packing import Packing, can_pack
 
 _DEFAULT_SHARED = 48 << 10  # bytes of dynamic shared memory that need no asking
 
@@ -21,12 +33,24 @@ _DEFAULT_SHARED = 48 << 10  # bytes of dynamic shared memory that need no asking
 class _Kernel:
     """A loaded function and how many asked for it."""
 
-    __slots__ = ("cooperative", "device", "function", "key", "shared", "source", "users")
+    __slots__ = (
+        "cooperative",
+        "device",
+        "function",
+        "handle",
+        "key",
+        "packings",
+        "shared",
+        "source",
+        "users",
+    )
 
     def __init__(self, key: Any, source: Any, function: Any, device: int, cooperative: bool) -> None:
         self.key = key
         self.source = source  # kept alive: the cache key may be its id
         self.function = function
+        self.handle = cu.CUfunction(function.ptr)
+        self.packings: dict[tuple[type, ...], Packing | None] = {}  # None: CuPy packs these types
         self.device = device
         self.cooperative = cooperative
         self.shared = _DEFAULT_SHARED
@@ -126,10 +150,39 @@ class Kernels(Contexts):
             )
         if shared > entry.shared:
             self._allow_shared(entry, shared)
+        types = tuple(map(type, values))
         try:
-            entry.function(grid, block, values, shared, _StreamHandle(stream), entry.cooperative)
-        except (CUDADriverError, CUDARuntimeError) as error:
-            raise failure_of(error, "cuLaunchKernel") from error
+            packing = entry.packings[types]
+        except KeyError:
+            packing = entry.packings[types] = self._packing(entry, types)
+        if packing is None or entry.cooperative:
+            return _launch_by_cupy(entry, grid, block, values, shared, stream)
+        buffer = packing.pack(values)
+        launch = (entry.handle, *grid, *block, shared, stream, buffer.parameters, 0)
+        status = cu.cuLaunchKernel(*launch)[0]
+        if status == NO_CONTEXT:  # a thread that never called CUDA
+            with self._on(entry.device):
+                status = cu.cuLaunchKernel(*launch)[0]
+        packing.give_back(buffer)
+        if status:
+            raise failure(int(status), status.name, "cuLaunchKernel")
+
+    def _packing(self, entry: _Kernel, types: tuple[type, ...]) -> Packing | None:
+        """How arguments of these types are packed; checked against the kernel's parameters once."""
+        return Packing(types, self._parameter_sizes(entry)) if can_pack(types) else None
+
+    def _parameter_sizes(self, entry: _Kernel) -> tuple[int, ...] | None:
+        """Bytes of each parameter of a kernel, or None from a driver or bindings too old to tell."""
+        ask = getattr(cu, "cuFuncGetParamInfo", None)
+        if ask is None:
+            return None
+        sizes: list[int] = []
+        with self._on(entry.device):
+            while True:
+                status, _, size = ask(entry.handle, len(sizes))
+                if status:  # invalid value: past the last one
+                    return tuple(sizes) if int(status) == INVALID_VALUE else None
+                sizes.append(size)
 
     def _allow_shared(self, entry: _Kernel, nbytes: int) -> None:
         """Ask for more dynamic shared memory than a kernel gets by default."""
@@ -142,6 +195,21 @@ class Kernels(Contexts):
                 f"{nbytes} bytes of shared memory", code=error.code, name=error.name, call=error.call
             ) from error
         entry.shared = nbytes
+
+
+def _launch_by_cupy(
+    entry: _Kernel,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    values: tuple[Any, ...],
+    shared: int,
+    stream: int,
+) -> None:
+    """For arguments that only CuPy packs and for cooperative kernels."""
+    try:
+        entry.function(grid, block, values, shared, _StreamHandle(stream), entry.cooperative)
+    except (CUDADriverError, CUDARuntimeError) as error:
+        raise failure_of(error, "cuLaunchKernel") from error
 
 
 def _function_of(raw: Any, name: str, context: Any) -> Any:

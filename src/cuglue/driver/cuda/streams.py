@@ -99,11 +99,11 @@ class Streams(Contexts):
 
     def context_record(self, event: int, device: int) -> None:
         """Inherited."""
-        call(cu.cuCtxRecordEvent, self._on(device).context, event)
+        call(cu.cuCtxRecordEvent, self._primary(device).context, event)
 
     def context_wait(self, event: int, device: int) -> None:
         """Inherited."""
-        call(cu.cuCtxWaitEvent, self._on(device).context, event)
+        call(cu.cuCtxWaitEvent, self._primary(device).context, event)
 
 
 def _pending(status: int, call_name: str) -> bool:
