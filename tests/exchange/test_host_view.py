@@ -6,14 +6,13 @@ import gc
 import sys
 import threading
 import weakref
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from block_views import block_view, numbers
 
 import cuglue
 from cuglue.core.block import Block
-from cuglue.driver.protocol import CopyKind
 from cuglue.errors import BusyError, ClosedError, LayoutError, UnsupportedError
 from cuglue.exchange import ArrayView, BlockOwner
 from cuglue.exchange.dtypes import NARROW
@@ -31,46 +30,16 @@ def sim():
         driver.check()
 
 
-@contextmanager
-def block_view(array, *, readonly=False, layout=None, narrow=None, driver=None):
-    """A view of a fresh block that ``array`` is copied into; the block is freed at the end."""
-    driver = driver or cuglue.current_driver()
-    stream = cuglue.as_stream(driver.Stream())
-    layout = layout or Layout.of(array.shape, array.dtype)
-    host = np.ascontiguousarray(array)
-    nbytes = max(layout.nbytes, 1)
-    ptr = driver.malloc(nbytes, 0)
-    block = Block(ptr, nbytes, stream)
-    if layout.size:
-        packed = np.zeros(layout.nbytes, "u1")
-        np.ndarray(layout.shape, layout.dtype, packed, 0, layout.strides)[...] = host
-        driver.copy_async(ptr, packed.ctypes.data, packed.nbytes, CopyKind.H2D, stream.handle)
-        block.finish(stream, cuglue.Access.WRITE)
-    owner = BlockOwner(block, readonly=readonly)
-    view = ArrayView(owner, ptr, layout, narrow=narrow)
-    try:
-        yield view
-    finally:
-        for user, _ in owner.uses():
-            user.synchronize()
-        block.advance("deallocate")
-        driver.free(ptr, 0)
-
-
 class TestBlockView(ViewSuite):
     def make(self, array, *, readonly=False):
         return block_view(array, readonly=readonly)
-
-
-def numbers(shape=(2, 3), code="f4"):
-    return np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(code)
 
 
 # --- NumPy's own DLPack cases ---------------------------------------------------------------------------------
 
 
 def test_a_host_export_waits_for_the_pending_write():
-    array = numbers((64,))
+    array = numbers(shape=(64,))
     with block_view(array) as view:
         assert view.export_owner.stream.completed == 0
         np.testing.assert_array_equal(np.asarray(view), array)
@@ -141,7 +110,7 @@ def test_old_consumers_that_pass_a_stream_only():
     ],
 )
 def test_strided_views(shape, strides):
-    array = numbers(shape)
+    array = numbers(shape=shape)
     layout = Layout(shape, strides, "f4")
     with block_view(array, layout=layout) as view:
         for got in (np.from_dlpack(view), np.asarray(view), view.__array__(), view.numpy()):
@@ -160,7 +129,7 @@ def test_number_of_axes(ndim):
 
 
 def test_strides_that_cut_elements():
-    with block_view(numbers((2, 2), "u1")) as view:
+    with block_view(numbers("u1", (2, 2))) as view:
         cut = ArrayView(view.export_owner, view.device_ptr, Layout((2,), (1,), "u2"))
         with pytest.raises(BufferError, match="strides"):
             cut.__dlpack__(max_version=V1)
@@ -173,7 +142,7 @@ def test_negative_strides_never_become_a_view():
 
 @pytest.mark.parametrize("dtype", ["M8[s]", ">i4", "S4", [("a", "i4")]])
 def test_types_that_dlpack_cannot_name(dtype):
-    with block_view(numbers((3,), "i4")) as view:
+    with block_view(numbers("i4", (3,))) as view:
         other = ArrayView(view.export_owner, view.device_ptr, Layout.of((3,), dtype))
         for version in (None, V1):
             with pytest.raises(BufferError, match="no element type"):
@@ -288,7 +257,7 @@ def test_cuda_array_interface_is_absent():
 @pytest.mark.parametrize("name", sorted(NARROW))
 def test_narrow_types_by_name(name):
     code, bits = NARROW[name]
-    array = numbers((4, 4), f"u{bits // 8}")
+    array = numbers(f"u{bits // 8}", (4, 4))
     with block_view(array) as plain:
         view = plain.view(name)
         for version, copy in ((None, None), (V1, None), (V1, True), (None, True)):
@@ -315,17 +284,17 @@ def test_records_keep_their_fields():
 
 def test_without_ml_dtypes_narrow_elements_are_no_numpy_array(monkeypatch):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    with block_view(numbers((4,), "u2")) as plain:
+    with block_view(numbers("u2", (4,))) as plain:
         view = plain.view("bfloat16")
         for attempt in (np.asarray, lambda v: v.numpy()):
             with pytest.raises(UnsupportedError, match="ml_dtypes"):
                 attempt(view)
-        np.testing.assert_array_equal(view.view("u2").numpy(), numbers((4,), "u2"))
+        np.testing.assert_array_equal(view.view("u2").numpy(), numbers("u2", (4,)))
 
 
 def test_a_view_by_another_type_keeps_the_size():
-    with block_view(numbers((3,), "f4")) as view:
-        np.testing.assert_array_equal(np.asarray(view.view("u4")), numbers((3,), "f4").view("u4"))
+    with block_view(numbers("f4", (3,))) as view:
+        np.testing.assert_array_equal(np.asarray(view.view("u4")), numbers("f4", (3,)).view("u4"))
         for wrong in ("f8", "bfloat16", "u1"):
             with pytest.raises(LayoutError, match="4 bytes"):
                 view.view(wrong)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import gc
 import threading
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from block_views import block_view, numbers
 
 import cuglue
-from cuglue.core.block import Block
 from cuglue.driver.protocol import MemoryType
 from cuglue.errors import ClosedError
-from cuglue.exchange import ArrayView, BlockOwner
 from cuglue.layout import Layout
 
 pytestmark = pytest.mark.interop
@@ -29,33 +27,12 @@ def driver():
         sim.check()
 
 
-@contextmanager
-def view_of(array, *, readonly=False, memory_type=None, layout=None):
-    driver = cuglue.current_driver()
-    stream = cuglue.as_stream(driver.Stream())
-    layout = layout or Layout.of(array.shape, array.dtype)
-    ptr = driver.malloc(max(layout.nbytes, 1), 0)
-    block = Block(ptr, layout.nbytes, stream)
-    owner = BlockOwner(block, readonly=readonly, memory_type=memory_type)
-    view = ArrayView(owner, ptr, layout)
-    if array.size:
-        plain = ArrayView(BlockOwner(block), ptr, layout)
-        np.asarray(plain)[...] = array
-    yield view
-    block.advance("deallocate")
-    driver.free(ptr, 0)
-
-
-def numbers(code="f4", shape=(3, 4)):
-    return np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(code)
-
-
 @pytest.mark.parametrize("code", NUMPY_TYPES)
 def test_from_dlpack_shares_the_memory(code):
     import torch
 
     array = numbers(code)
-    with view_of(array) as view:
+    with block_view(array) as view:
         tensor = torch.from_dlpack(view)
         assert tensor.device.type == "cpu"
         assert tensor.data_ptr() == view.device_ptr
@@ -66,7 +43,7 @@ def test_from_dlpack_shares_the_memory(code):
 
 
 def test_the_shortcut():
-    with view_of(numbers()) as view:
+    with block_view(numbers()) as view:
         tensor = view.torch()
         assert tensor.data_ptr() == view.device_ptr
         (export,) = view.export_owner.ledger.live()
@@ -79,7 +56,7 @@ def test_types_that_numpy_lacks(name):
 
     size = 2 if name == "bfloat16" else 1
     array = numbers(f"u{size}")
-    with view_of(array) as view:
+    with block_view(array) as view:
         tensor = view.view(name).torch()
         assert tensor.dtype == getattr(torch, name)
         np.testing.assert_array_equal(tensor.view(getattr(torch, f"uint{8 * size}")).numpy(), array)
@@ -93,7 +70,7 @@ def test_types_of_ml_dtypes_are_layout_types():
     import torch
 
     array = numbers("u2").view(ml_dtypes.bfloat16)
-    with view_of(array) as view:
+    with block_view(array) as view:
         assert torch.from_dlpack(view).dtype is torch.bfloat16
         for got in (
             view.numpy(),
@@ -121,7 +98,7 @@ def test_layouts(shape, strides):
     import torch
 
     array = numbers(shape=shape)
-    with view_of(array, layout=Layout(shape, strides, "f4")) as view:
+    with block_view(array, layout=Layout(shape, strides, "f4")) as view:
         tensor = torch.from_dlpack(view)
         assert tuple(tensor.shape) == shape
         if array.size:
@@ -133,7 +110,7 @@ def test_layouts(shape, strides):
 def test_copies(copy):
     import torch
 
-    with view_of(numbers()) as view:
+    with block_view(numbers()) as view:
         tensor = torch.from_dlpack(view, copy=copy)
         assert (tensor.data_ptr() == view.device_ptr) is (copy is not True)
         assert torch.from_dlpack(view, device="cpu").data_ptr() == view.device_ptr
@@ -143,7 +120,7 @@ def test_copies(copy):
 def test_read_only_memory_and_its_copy():
     import torch
 
-    with view_of(numbers(), readonly=True) as view:
+    with block_view(numbers(), readonly=True) as view:
         tensor = torch.from_dlpack(view)  # asks with a version, then ignores the flag
         np.testing.assert_array_equal(tensor.numpy(), numbers())
         np.testing.assert_array_equal(torch.from_dlpack(view, copy=True).numpy(), numbers())
@@ -154,7 +131,7 @@ def test_read_only_memory_and_its_copy():
 def test_old_and_new_capsules():
     import torch
 
-    with view_of(numbers()) as view:
+    with block_view(numbers()) as view:
         for version in (None, (0, 8), (1, 0), (2, 0)):
             tensor = torch.utils.dlpack.from_dlpack(view.__dlpack__(max_version=version))
             assert tensor.data_ptr() == view.device_ptr
@@ -165,7 +142,7 @@ def test_old_and_new_capsules():
 def test_a_capsule_is_taken_once():
     import torch
 
-    with view_of(numbers()) as view:
+    with block_view(numbers()) as view:
         capsule = view.__dlpack__(max_version=(1, 0))
         tensor = torch.utils.dlpack.from_dlpack(capsule)
         with pytest.raises(RuntimeError):
@@ -177,7 +154,7 @@ def test_a_capsule_is_taken_once():
 def test_tensors_are_counted_until_the_last_one_is_gone():
     import torch
 
-    with view_of(numbers()) as view:
+    with block_view(numbers()) as view:
         tensor = torch.from_dlpack(view)
         part = tensor[1:]
         del tensor
@@ -190,7 +167,7 @@ def test_tensors_are_counted_until_the_last_one_is_gone():
 def test_tensors_die_on_other_threads_and_in_cycles():
     import torch
 
-    with view_of(numbers()) as view:
+    with block_view(numbers()) as view:
         tensors = [torch.from_dlpack(view) for _ in range(100)]
         threads = [threading.Thread(target=tensors[n::4].clear) for n in range(4)]
         del tensors
@@ -209,7 +186,7 @@ def test_tensors_die_on_other_threads_and_in_cycles():
 def test_pickling_and_moving_a_tensor_needs_no_view():
     import torch
 
-    with view_of(numbers()) as view:
+    with block_view(numbers()) as view:
         apart = torch.from_dlpack(view).clone()
     np.testing.assert_array_equal(apart.numpy(), numbers())
 
@@ -218,7 +195,7 @@ def test_a_refusal_comes_through():
     """PyTorch retries on TypeError with fewer keywords; our refusals must come through as they are."""
     import torch
 
-    with view_of(numbers(), readonly=True) as view:
+    with block_view(numbers(), readonly=True) as view:
         view.export_owner.block.state = cuglue.BlockState.RETIRED
         with pytest.raises(ClosedError, match="an export"):
             torch.from_dlpack(view)
@@ -226,7 +203,7 @@ def test_a_refusal_comes_through():
 
 
 def test_managed_and_pinned_memory_say_a_type_that_pytorch_takes():
-    with view_of(numbers(), memory_type=MemoryType.PINNED) as view:
+    with block_view(numbers(), memory_type=MemoryType.PINNED) as view:
         assert view.torch().device.type == "cpu"
-    with view_of(numbers(), memory_type=MemoryType.MANAGED) as view:
+    with block_view(numbers(), memory_type=MemoryType.MANAGED) as view:
         assert view.__dlpack_device__() == (2, 0), "PyTorch refuses 13"
