@@ -219,6 +219,7 @@ def test_numba_by_the_array_interface():
         assert view.export_owner.cai_read
 
 
+@pytest.mark.filterwarnings("ignore:Grid size")
 def test_numba_kernel_argument():
     from numba import cuda
 
