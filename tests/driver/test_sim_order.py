@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 
@@ -88,7 +89,7 @@ def test_order_is_transitive_through_a_third_stream() -> None:
     streams = [sim.stream_create(0) for _ in range(3)]
     a = sim.malloc(N, 0)
     sim.fill_async(a, 1, N, streams[0])
-    for before, after in zip(streams, streams[1:], strict=False):
+    for before, after in itertools.pairwise(streams):
         event = sim.event_create(0)
         sim.event_record(event, before)
         sim.stream_wait_event(after, event)

@@ -38,11 +38,14 @@ def test_strided_holds_every_element(shape: list[int], data: st.DataObject) -> N
     base = np.zeros([2 * n for n in shape], "u2")
     steps = [data.draw(st.sampled_from([1, 2, -1])) for _ in shape]
     array = base[
-        tuple(slice(None, n * abs(s), s) if s > 0 else slice(n - 1, None, s) for n, s in zip(shape, steps))
+        tuple(
+            slice(None, n * abs(s), s) if s > 0 else slice(n - 1, None, s)
+            for n, s in zip(shape, steps, strict=True)
+        )
     ]
     got = strided(0, array.shape, array.strides, 2)
     offsets = {
-        int(sum(i * s for i, s in zip(index, array.strides))) + byte
+        int(sum(i * s for i, s in zip(index, array.strides, strict=True))) + byte
         for index in np.ndindex(array.shape)
         for byte in (0, 1)
     }

@@ -39,6 +39,7 @@ class Graph:
     device: int
     nodes: tuple[Node, ...]
     owned: tuple[Allocation, ...]
+    holders: int = 1  # the graph's own handle and its executables
 
 
 @dataclass(eq=False, slots=True)
@@ -134,3 +135,4 @@ class GraphRun:
             break
         if self._left:
             raise StillRunning
+        self._left = set(range(len(self._nodes)))  # a graph that contains this one may run it again

@@ -18,6 +18,7 @@ NOT_MAPPED_AS_ARRAY = 212
 NOT_MAPPED_AS_POINTER = 213
 OPERATING_SYSTEM = 304
 INVALID_RESOURCE_HANDLE = 400
+ILLEGAL_STATE = 401
 NOT_READY = 600
 ILLEGAL_ADDRESS = 700
 LAUNCH_FAILURE = 719
@@ -46,6 +47,7 @@ NAMES = {
     NOT_MAPPED_AS_POINTER: "cudaErrorNotMappedAsPointer",
     OPERATING_SYSTEM: "cudaErrorOperatingSystem",
     INVALID_RESOURCE_HANDLE: "cudaErrorInvalidResourceHandle",
+    ILLEGAL_STATE: "cudaErrorIllegalState",
     NOT_READY: "cudaErrorNotReady",
     ILLEGAL_ADDRESS: "cudaErrorIllegalAddress",
     LAUNCH_FAILURE: "cudaErrorLaunchFailure",

@@ -231,3 +231,9 @@ class Core(State):
                 raise self._refuse_capture(
                     capture, codes.CAPTURE_UNSUPPORTED, call, "not allowed while a stream captures"
                 )
+
+    def _no_capture(self, queue: Queue, call: str) -> None:
+        if queue.capture is not None:
+            raise self._refuse_capture(
+                queue.capture, codes.CAPTURE_UNSUPPORTED, call, f"stream {queue.handle:#x} captures"
+            )

@@ -9,17 +9,18 @@ import uuid
 from typing import Any
 
 from ..protocol import Capabilities, MemoryType
-from .copy_calls import CopyCalls
+from .fakes import FakeGraphics
+from .gl import OpenGL
+from .graph_calls import GraphCalls
+from .graphics_calls import GraphicsCalls
 from .hazards import Hazard
-from .kernel_calls import KernelCalls
-from .memory_calls import MemoryCalls
 from .queues import Handles
 from .state import driver_call
 from .stream_calls import StreamCalls
 from .streams import CurrentStreams, SimStream, StreamChoice
 
 
-class SimDriver(MemoryCalls, CopyCalls, StreamCalls, KernelCalls):
+class SimDriver(GraphicsCalls, StreamCalls, GraphCalls):
     """A driver without a device: real memory, deferred work, and an oracle that judges its order.
 
     Nothing runs before a wait (``stream_synchronize``, ``event_synchronize``, ``device_synchronize``, a blocking
@@ -45,6 +46,13 @@ class SimDriver(MemoryCalls, CopyCalls, StreamCalls, KernelCalls):
         self._current = CurrentStreams()
         self._events = Handles(0x6000_0000, 32)
         self._kernels = Handles(0x7000_0000, 16)
+        self._arrays = Handles(0x8000_0000, 16)
+        self._objects = Handles(0x9000_0000, 1)
+        self._resources = Handles(0xA000_0000, 16)
+        self._graphs = Handles(0xB000_0000, 16)
+        self._executables = Handles(0xC000_0000, 16)
+        self._gl = OpenGL()
+        self._d3d11 = FakeGraphics()
 
     # --- devices --------------------------------------------------------------------------------------------------
     @driver_call
@@ -112,4 +120,11 @@ class SimDriver(MemoryCalls, CopyCalls, StreamCalls, KernelCalls):
                 "streams": len(self._streams),
                 "events": len(self._events),
                 "kernels": len(self._kernels),
+                "graphs": len(self._graphs),
+                "executables": len(self._executables),
+                "arrays": sum(a.kind == "array" for a in self._arrays.values()),
+                "surfaces": sum(not o.texture for o in self._objects.values()),
+                "textures": sum(o.texture for o in self._objects.values()),
+                "resources": len(self._resources),
+                "mapped": sum(bool(r.mapped) for r in self._resources.values()),
             }

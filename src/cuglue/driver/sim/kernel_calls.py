@@ -18,8 +18,9 @@ from ...errors import DriverError, UnsupportedError
 from ..protocol import SimFunction, Span, SurfaceArg
 from . import codes
 from .core import Core
-from .queues import Handles, StillRunning
+from .queues import Handles, Queue, StillRunning
 from .ranges import strided
+from .shadow import Use
 from .state import Fault, Touch, driver_call
 
 _MOST_THREADS = 1024
@@ -114,6 +115,7 @@ class KernelCalls(Core):
         fault: Fault | None = None
         arguments: list[Any] = []
         touches: list[Touch] = []
+        images: list[Any] = []
         for value, span in zip(values, spans, strict=True):
             if isinstance(span, Span):
                 try:
@@ -124,15 +126,16 @@ class KernelCalls(Core):
                 arguments.append(argument)
                 touches.append(touch)
             elif isinstance(span, SurfaceArg):
-                argument, touch = self._surface_argument(span)
+                argument, touch, image = self._image_argument(span)
                 arguments.append(argument)
                 touches.append(touch)
+                images.append(image)
             else:
                 arguments.append(value)
         if fault is None:
             _check_arguments(own, grid, block, arguments)
         run = _launch(own, grid, block, arguments) if fault is None else _raiser(fault)
-        self._submit(queue, f"kernel {own.name}", run, touches)
+        self._launched(queue, images, self._submit(queue, f"kernel {own.name}", run, touches))
 
     def _kernel(self, handle: int, call: str) -> Kernel:
         kernel = self._kernels.get(handle)
@@ -151,7 +154,12 @@ class KernelCalls(Core):
         view.flags.writeable = span.access.writes
         return view, touch
 
-    def _surface_argument(self, argument: SurfaceArg) -> tuple[Any, Touch]:
+    def _image_argument(self, argument: SurfaceArg) -> tuple[Any, Touch, Any]:
+        """The object that a ``sim`` function gets, the use, and the object behind the handle (``array_calls``)."""
+        raise NotImplementedError
+
+    def _launched(self, queue: Queue, images: list[Any], point: Use) -> None:
+        """Note that the launch at ``point`` uses ``images`` (``array_calls``)."""
         raise NotImplementedError
 
 

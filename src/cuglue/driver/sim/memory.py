@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect_right, insort
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -62,6 +63,8 @@ class Storage:
         self._forget = forget  # told what goes to the operating system: its addresses may become anybody's
         self._free: dict[int, list[Bytes]] = {}
         self._kept = 0
+        self._parked: deque[Bytes] = deque()
+        self._parked_bytes = 0
 
     def take(self, nbytes: int, *, fresh: bool = False) -> Bytes:
         """Memory of ``nbytes``; ``fresh`` gives an address that no freed allocation had."""
@@ -71,6 +74,16 @@ class Storage:
             self._kept -= size
             return cached.pop()[:nbytes]
         return np.frombuffer(mmap.mmap(-1, size), np.uint8)[:nbytes]
+
+    def park(self, data: Bytes) -> None:
+        """Take storage back without reusing it for a while: a late use finds poison, not somebody else's bytes."""
+        whole = data.base if isinstance(data.base, np.ndarray) else data
+        self._parked.append(whole)
+        self._parked_bytes += whole.nbytes
+        while self._parked_bytes > _KEEP:
+            oldest = self._parked.popleft()
+            self._parked_bytes -= oldest.nbytes
+            self._forget(oldest.ctypes.data, oldest.nbytes)
 
     def give(self, data: Bytes) -> None:
         """Take storage back; beyond a bound the largest goes to the operating system."""

@@ -142,11 +142,13 @@ class State:
     def _hazard(
         self, kind: str, allocation: Allocation, range: Range, first: Operation, second: Operation
     ) -> None:
-        hazard = Hazard(kind, allocation.ptr + range.start, range.nbytes, first, second)
+        self._note(kind, allocation.ptr + range.start, range.nbytes, first, second)
+
+    def _note(self, kind: str, ptr: int, nbytes: int, first: Operation, second: Operation) -> None:
+        """Note a hazard, once for its two lines until it is raised: a loop would repeat it."""
+        hazard = Hazard(kind, ptr, nbytes, first, second)
         lines = (kind, first.site, second.site)
-        if all(
-            (h.kind, h.first.site, h.second.site) != lines for h in self._unreported
-        ):  # a loop reports once
+        if all((h.kind, h.first.site, h.second.site) != lines for h in self._unreported):
             self._hazards.append(hazard)
             self._unreported.append(hazard)
 

@@ -100,6 +100,10 @@ class StreamCalls(Core):
                 )
             self._wait_for(queue, record, "stream_wait_event", call_site())
             return
+        if record.capture.invalid:
+            raise codes.refused(
+                codes.CAPTURE_INVALIDATED, "stream_wait_event", "the event's capture was invalidated"
+            )
         if record.capture not in self._captures:
             raise codes.refused(
                 codes.CAPTURED_EVENT, "stream_wait_event", "the event belongs to a capture that ended"
@@ -259,12 +263,6 @@ class StreamCalls(Core):
         self._learn(clock)
         self._reveal([device], call)
         return True
-
-    def _no_capture(self, queue: Queue, call: str) -> None:
-        if queue.capture is not None:
-            raise self._refuse_capture(
-                queue.capture, codes.CAPTURE_UNSUPPORTED, call, f"stream {queue.handle:#x} captures"
-            )
 
     @staticmethod
     def _joined(queues: Iterable[Queue]) -> Clock:
