@@ -47,7 +47,7 @@ def test_contiguity_and_span_of_views_are_numpys(
 
 def test_a_layout_is_a_value() -> None:
     a, b = Layout.of((2, 3), np.float32), Layout((2, 3), (12, 4), np.dtype("f4"))
-    assert a == b
+    assert a == b == Layout((2, 3), (12, 4), "f4")  # type: ignore[arg-type]
     assert hash(a) == hash(b)
     with pytest.raises(AttributeError):
         a.shape = (1,)  # type: ignore[misc]

@@ -20,7 +20,7 @@ from cuglue.errors import (
     UsageError,
 )
 from cuglue.formats import FORMATS, Format, by_name
-from cuglue.graphics import glcontext, globjects, glpixels
+from cuglue.graphics import glcalls, glcontext, globjects, glpixels
 
 pytestmark = pytest.mark.gl
 
@@ -224,7 +224,7 @@ def test_state_comes_back_when_a_transfer_fails() -> None:
     GL.glPixelStorei(GL.GL_PACK_ALIGNMENT, 2)
     with pytest.raises(DriverError) as caught:
         with (
-            glpixels.checked("texture") as gl,
+            glcalls.checked("texture") as gl,
             glpixels._plain_transfers(gl, glpixels._PACK, glpixels._PACK_BINDING),
         ):
             gl.glGetTextureSubImage(name, 0, 0, 0, 0, 99, 99, 1, GL.GL_RED, GL.GL_UNSIGNED_BYTE, 0, None)
@@ -364,6 +364,26 @@ def test_multisampled_and_depth_images_are_described_but_not_moved() -> None:
             glpixels.read_image(image, target)
 
 
+def test_images_without_rows_are_not_moved() -> None:
+    name = GL.GLuint()
+    GL.glCreateTextures(GL.GL_TEXTURE_1D, 1, name)
+    GL.glTextureStorage1D(name.value, 1, GL.GL_RGBA8, 8)
+    with pytest.raises(UnsupportedError, match="GL_TEXTURE_1D") as caught:
+        glpixels.read_image(name.value, GL.GL_TEXTURE_1D)
+    assert caught.value.reason == "target"
+
+
+def test_temporary_objects_are_deleted() -> None:
+    def names() -> list[tuple[bool, bool]]:
+        return [(bool(GL.glIsTexture(name)), bool(GL.glIsBuffer(name))) for name in range(1, 2000)]
+
+    rb, immutable = renderbuffer(by_name("R8"), 4, 4), buffer(16, flags=0)
+    before = names()
+    glpixels.write_image(rb, glpixels.read_image(rb, GL.GL_RENDERBUFFER), GL.GL_RENDERBUFFER)
+    glpixels.write_buffer(immutable, bytes(16))
+    assert names() == before
+
+
 def test_a_renderbuffer_has_one_level() -> None:
     rb = renderbuffer(by_name("R8"), 2, 2)
     with pytest.raises(UsageError, match="level 1"):
@@ -385,6 +405,28 @@ def test_without_a_context_every_question_says_so(context: glcontext.GlContext) 
     thread.start()
     thread.join()
     assert len(found) == 5
+
+
+def test_a_context_that_lacks_a_function_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    from OpenGL.error import NullFunctionError
+
+    with pytest.raises(UnsupportedError, match=r"thing 3.*expected OpenGL 4\.5.*4\.5 core") as caught:
+        with glcalls.checked("thing 3"):
+            raise NullFunctionError("glCreateBuffers")
+    assert caught.value.reason == "gl_version"
+    assert caplog.text == ""
+
+
+def test_no_flag_is_left_when_a_call_fails() -> None:
+    def two_faults() -> None:
+        with glcalls.checked("two faults") as gl:
+            raw_enable(0xDEAD)
+            raise gl.GLError(1281, baseOperation=gl.glEnable)
+
+    with pytest.raises(DriverError) as caught:
+        two_faults()
+    assert caught.value.name == "GL_INVALID_VALUE"
+    assert GL.glGetError() == 0
 
 
 def test_an_error_pending_from_the_application_is_logged_and_not_ours(

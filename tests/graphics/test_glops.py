@@ -133,6 +133,23 @@ def test_inline_whose_thread_ended_is_dead(inline: GlContext) -> None:
     inline.make_current()
 
 
+def test_inline_drops_what_was_posted_where_its_context_is_not_current(
+    inline: GlContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    inline.ops.post(pytest.fail)
+    inline.release()
+    inline.ops.close()
+    assert "queued GL work was dropped" in caplog.text
+    inline.make_current()
+    caplog.clear()
+    elsewhere = GlOps.inline(inline)
+    elsewhere.post(pytest.fail)
+    in_thread(elsewhere.close)
+    assert "queued GL work was dropped" in caplog.text
+    assert not elsewhere.alive
+    elsewhere.close()
+
+
 def test_inline_runs_what_was_posted_before_the_next_call_and_on_close(inline: GlContext) -> None:
     ran: list[Any] = []
     in_thread(lambda: inline.ops.post(lambda: ran.append(here())))
@@ -237,6 +254,16 @@ def test_worker_runs_what_was_posted_before_it_ends() -> None:
         context.ops.post(lambda n=n: ran.append((n, context.ops.call(current_context))))
     context.close()
     assert ran == [(n, context.id) for n in range(3)]
+
+
+def test_a_call_that_comes_as_the_worker_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread empties its queue for the last time just before the call arrives there."""
+    context = headless(thread="worker")
+    ops = context.ops
+    context.close()
+    monkeypatch.setattr(ops, "_check_alive", lambda: None)
+    result = in_thread(lambda: ops.call(pytest.fail))
+    assert isinstance(result, ClosedError)
 
 
 def test_post_never_raises_and_its_failure_is_logged(
@@ -351,7 +378,8 @@ def test_a_fork_is_told_that_the_context_is_not_there(inline: GlContext, worker:
 
 def test_at_exit_nothing_hangs_and_nothing_is_printed() -> None:
     program = """
-import atexit, threading
+import atexit
+atexit.register(lambda: print("alive after cuglue's own exit:", context.ops.alive))
 from cuglue.graphics.glcontext import headless
 from cuglue.errors import ClosedError
 context = headless(thread="worker")
@@ -377,7 +405,11 @@ forgotten = headless(thread="worker")
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.stderr == ""
-    assert done.stdout == "alive at exit: 0\nrefused when Python ends\n"
+    assert done.stdout.splitlines() == [
+        "alive at exit: 0",
+        "alive after cuglue's own exit: False",
+        "refused when Python ends",
+    ]
     assert done.returncode == 0
 
 

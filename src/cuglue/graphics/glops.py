@@ -177,8 +177,6 @@ class InlineOps(GlOps):
         return fn(*args)
 
     def close(self) -> None:
-        if self._closed:
-            return
         mine = self.alive and threading.current_thread() is self._owner
         if mine and current_context() == self._context_id:
             drain(self._queue, run)  # while still open: what was posted may itself make calls
@@ -247,8 +245,6 @@ class WorkerOps(GlOps):
         self._queue.put(None)
 
     def close(self) -> None:
-        if self._pid != os.getpid():
-            return
         self._closed = True
         self.stop()
         if threading.current_thread() is self._owner:
@@ -340,8 +336,6 @@ class PumpedOps(GlOps):
         return count + drain(self._queue, run)
 
     def close(self) -> None:
-        if self._closed:
-            return
         here = self.alive and threading.current_thread() is self._owner
         if here and self._context_id is not None and current_context() == self._context_id:
             drain(self._queue, run)

@@ -255,15 +255,13 @@ def _plain_transfers(gl: Any, parameters: tuple[int, ...], binding: int) -> Iter
     changed = [(p, old, new) for p, old, new in zip(parameters, saved, wanted, strict=True) if old != new]
     for parameter, _, new in changed:
         gl.glPixelStorei(parameter, new)
-    if bound:
-        gl.glBindBuffer(target, 0)
+    gl.glBindBuffer(target, 0)
     try:
         yield
     finally:
         for parameter, old, _ in changed:
             gl.glPixelStorei(parameter, old)
-        if bound:
-            gl.glBindBuffer(target, bound)
+        gl.glBindBuffer(target, bound)
 
 
 def _address(array: npt.NDArray[Any]) -> ctypes.c_void_p:
