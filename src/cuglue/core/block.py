@@ -74,7 +74,7 @@ class BlockLife:
         if self.write_stream is not stream:
             waits += stream.wait_for(self.write_stream, self.write_seq)
         if access & 2 and self.reads:
-            for reader, seq in self.reads.items():
+            for reader, seq in list(self.reads.items()):  # another thread may note a read meanwhile
                 waits += stream.wait_for(reader, seq)
         return waits
 
@@ -97,7 +97,7 @@ class BlockLife:
         """Every (stream, seq) that must be done before the memory may go: the last write, the newest reads."""
         yield self.write_stream, self.write_seq
         if self.reads:
-            yield from self.reads.items()
+            yield from list(self.reads.items())
 
     def use_count(self) -> int:
         """Entries of :meth:`uses` (contracts B27b, "ev")."""

@@ -31,6 +31,7 @@ class DeviceState:
         self.capabilities = driver.capabilities(device)
         self.streams: dict[Any, weakref.ref[Stream]] = {}  # by handle; per-thread streams by (handle, thread)
         self.retire: RetireQueue = RetireQueue(self)
+        self.refuge: Stream | None = None  # where memory is freed whose own stream may not be named any more
         # Held from the first wait to the stamp of an operation: two threads on one block must not interleave there.
         self.ordering = threading.RLock()
         self._spare: deque[int] = deque()  # events; appended by finalisers, so a deque and no lock

@@ -8,13 +8,13 @@ no driver call, no exception; the next call on our side drains it.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from ..errors import SeveralErrors
+from . import process
 
 if TYPE_CHECKING:
     from .device import DeviceState
@@ -51,7 +51,7 @@ class RetireQueue:
             deque()
         )  # what finalisers left; empty costs one test to see
         self._state = state
-        self._pid = os.getpid()
+        self._life = process.life
         self._inbox: deque[Retired] = deque()
         self._waiting: list[Retired] = []
         self._draining = threading.RLock()
@@ -84,7 +84,7 @@ class RetireQueue:
 
         What fails is kept: the next :meth:`drain` tries it again and reports it.
         """
-        if os.getpid() != self._pid:
+        if self._life is not process.life:
             return  # a forked child: everything belongs to the parent
         while self.forgotten:
             try:
@@ -119,7 +119,7 @@ class RetireQueue:
         Raises:
             SeveralErrors: two or more actions or waits failed; a single error is raised as it is.
         """
-        if (not self.forgotten and not self._inbox and not self._waiting) or os.getpid() != self._pid:
+        if (not self.forgotten and not self._inbox and not self._waiting) or self._life is not process.life:
             return 0
         me = threading.get_ident()
         if self._owner == me or not self._draining.acquire(blocking=block):

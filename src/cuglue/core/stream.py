@@ -20,25 +20,10 @@ from ..driver.protocol import LEGACY_STREAM, PER_THREAD_STREAM, CaptureStatus, D
 from ..driver.registry import current_driver
 from ..errors import CaptureError, StreamMisuse, UsageError
 from .device import DeviceState, device_state
+from .process import ThreadToken, this_thread
 
 _ids = itertools.count(1)
-_threads = threading.local()
 _POLL_ABOVE = 16  # outstanding events of a stream before old ones are looked at
-
-
-class ThreadToken:
-    """A thread as an object that ends with it: idents are reused, and a per-thread stream must not change hands."""
-
-    __slots__ = ()
-
-
-def this_thread() -> ThreadToken:
-    """The token of the calling thread."""
-    try:
-        return cast(ThreadToken, _threads.token)
-    except AttributeError:
-        token = _threads.token = ThreadToken()
-        return token
 
 
 class Stream:

@@ -1,0 +1,38 @@
+"""Which process and which thread this is, as objects that end with them.
+
+Owns one object that changes in a forked child (device handles do not survive a fork, and a child must not free what its
+parent uses), and one per thread (idents are reused). Comparing them costs a fraction of asking the system.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import cast
+
+#: Stands for this process; keep it with what belongs to the process and compare by identity.
+life = object()
+_threads = threading.local()
+
+
+def _forked() -> None:
+    global life
+    life = object()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+class ThreadToken:
+    """Stands for a thread: its per-thread default stream must not change hands with the ident."""
+
+    __slots__ = ()
+
+
+def this_thread() -> ThreadToken:
+    """The token of the calling thread."""
+    try:
+        return cast(ThreadToken, _threads.token)
+    except AttributeError:
+        token = _threads.token = ThreadToken()
+        return token

@@ -1,0 +1,92 @@
+"""The block that a memory resource hands out, and the sizes that it accepts.
+
+Owns :class:`DeviceBlock` and the check of a size. Must not know any resource.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from ..core.block import Block, BlockLife
+from ..errors import LayoutError
+
+UNTAGGED = "untagged"
+#: More than any device has, and still an int that a driver can take after rounding up.
+LARGEST = 2**63 - 4096
+
+
+class SizeTypeError(LayoutError, TypeError):
+    """A size that is not an int."""
+
+
+def as_size(nbytes: object) -> int:
+    """``nbytes`` as an int of 0 or more; NumPy integers are taken, floats (and so NaN) are not.
+
+    Raises:
+        SizeTypeError: not an int (a ValueError and a TypeError).
+        LayoutError: negative (a ValueError).
+    """
+    if isinstance(nbytes, bool):
+        raise SizeTypeError("size", got=repr(nbytes), expected="an int of bytes")
+    try:
+        size = operator.index(nbytes)  # type: ignore[arg-type] # that is the question
+    except TypeError:
+        raise SizeTypeError("size", got=repr(nbytes), expected="an int of bytes") from None
+    if size < 0:
+        raise LayoutError(
+            "size", got=f"{size} bytes", expected="0 or more", hint="A product of a shape overflowed, perhaps"
+        )
+    return size
+
+
+def _once(slot: Any) -> property:
+    """A property over ``slot`` that is set once: what identifies a block must not change under a resource."""
+    read: Callable[[object], Any] = slot.__get__
+    write: Callable[[object, Any], None] = slot.__set__
+    name: str = slot.__name__
+
+    def set_once(self: object, value: Any) -> None:
+        try:
+            read(self)
+        except AttributeError:
+            write(self, value)
+            return
+        raise AttributeError(f"{name} of {self!r} is read-only")
+
+    return property(read, set_once)
+
+
+class DeviceBlock(Block):
+    """Memory that a resource handed out. Dropping it frees nothing: give it to ``resource.deallocate``.
+
+    Attributes:
+        ptr: address.
+        nbytes: size in bytes.
+        device_ordinal: ordinal that the resource goes by.
+        alloc_stream: stream that the block was allocated on and is freed on.
+        tag: what it is for; may be changed while the block lives.
+        generation: never used twice in a process.
+        state: see :class:`~cuglue.BlockState`.
+        id: the block as a value (:class:`~cuglue.BlockId`).
+        resource: who gets it back; the block keeps it alive.
+    """
+
+    __slots__ = ("resource",)
+    HELD: ClassVar[bool] = True  # the resource keeps it alive: losing the object loses no memory
+
+    ptr = _once(Block.ptr)
+    size = _once(Block.size)
+    generation = _once(Block.generation)
+    resource: Any
+
+    @property
+    def align(self) -> int:
+        """Bytes that :attr:`ptr` is a multiple of."""
+        return alignment(self)
+
+
+def alignment(block: BlockLife) -> int:
+    """Bytes that the address of ``block`` is a multiple of."""
+    return block.stream.state.capabilities.alignment

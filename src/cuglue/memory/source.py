@@ -1,0 +1,298 @@
+"""The bottom of every stack of resources: what gets its memory from a driver.
+
+Owns the checks, the table of live blocks, the second attempt when memory is short, and closing. Must not know which
+driver calls allocate and free: subclasses do.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
+
+from ..core import process
+from ..core.block import BlockLife
+from ..core.device import DeviceState, device_state
+from ..core.stream import Stream
+from ..driver.protocol import Driver
+from ..driver.registry import current_driver
+from ..errors import (
+    ClosedError,
+    CuglueError,
+    DriverError,
+    OutOfMemory,
+    SeveralErrors,
+    StreamMisuse,
+    UsageError,
+)
+from ..lifecycle import BlockState, Owned
+from . import report
+from .block import LARGEST, DeviceBlock
+from .cupy_plug import cupy_error
+from .resource import LayeredResource
+from .streams import refuge
+from .table import BlockTable, gone
+
+_LIVE = BlockState.LIVE
+_INVALID_HANDLE = 400
+_made: WeakSet[SourceResource] = WeakSet()
+
+
+def _disown() -> None:
+    """In a forked child: every resource belongs to the parent."""
+    for resource in _made:
+        resource._ready = False
+
+
+os.register_at_fork(after_in_child=_disown)
+
+
+class SourceResource(LayeredResource, Owned):
+    """A resource that allocates from a driver, block by block."""
+
+    _ordered = True  # new memory is there after an operation of its stream; False: at once, for everybody
+
+    def __init__(self, device: int = 0, device_ordinal: int | None = None, *, check: bool = True) -> None:
+        """Make the resource; calls no driver.
+
+        Args:
+            device: ordinal that the driver knows the device by.
+            device_ordinal: ordinal that the resource and its blocks go by; the same unless ``check`` is False.
+            check: refuse two different ordinals.
+        """
+        for value in (device, device if device_ordinal is None else device_ordinal):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise UsageError("device ordinal", got=repr(value), expected="an int of 0 or more")
+        self._device = device
+        self._ordinal = device if device_ordinal is None else device_ordinal
+        if check and self._ordinal != device:
+            raise UsageError(
+                "device ordinal",
+                got=f"{device_ordinal} for device {device}",
+                expected="the same",
+                hint="Pass check=False if it is a label only",
+            )
+        self._driver = current_driver()
+        self._table = BlockTable()
+        self._ready = (
+            False  # one flag for whatever keeps the next allocation from going straight to the driver
+        )
+        self._life = process.life
+        self._known_state: DeviceState | None = None
+        self._own(3)
+        _made.add(self)
+
+    # --- what it is ---------------------------------------------------------------------------------------------
+    @property
+    def device(self) -> int:
+        """Ordinal that the driver knows the device by."""
+        return self._device
+
+    @property
+    def device_ordinal(self) -> int:
+        """Inherited."""
+        return self._ordinal
+
+    @property
+    def driver(self) -> Driver:
+        """The driver whose memory this is."""
+        return self._driver
+
+    @property
+    def _state(self) -> DeviceState:
+        if self._known_state is None:
+            self._known_state = device_state(self._driver, self._device)
+        return self._known_state
+
+    def live_blocks(self) -> list[BlockLife]:
+        """The blocks handed out and not given back, memory of CuPy arrays included."""
+        return list(self._table)
+
+    def pending_per_stream(self) -> dict[int, int]:
+        """Bytes given back and not known to be free yet, by the id of the stream they were freed on."""
+        return {}
+
+    def free_spans(self) -> tuple[int, int, int] | None:
+        """Bytes kept free, the largest piece and the number of pieces; None where the driver does not tell."""
+        return None
+
+    def block_at(self, address: int) -> BlockLife | None:
+        """The live block that ``address`` lies in."""
+        return self._table.around(address)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(device={self._device}, {self._driver.name})"
+
+    @property
+    def bytes_outstanding(self) -> int:
+        """Inherited."""
+        return self._table.nbytes
+
+    # --- allocate -----------------------------------------------------------------------------------------------
+    @abstractmethod
+    def _take(self, nbytes: int, stream: Stream) -> int:
+        """Address of new memory; one driver call."""
+
+    @abstractmethod
+    def _drop(self, ptr: int, stream: Stream) -> None:
+        """Free what :meth:`_take` gave; one driver call."""
+
+    def _allocate(self, nbytes: int, stream: Stream, tag: str, kind: Any) -> Any:
+        if not self._ready or not 0 < nbytes <= LARGEST:
+            self._get_ready(nbytes)
+        try:
+            ptr = self._take(nbytes, stream)
+        except (OutOfMemory, DriverError) as error:
+            ptr = self._take_again(nbytes, stream, error)
+        try:
+            block = kind(ptr, nbytes, stream, stream.submit() if self._ordered else 0, tag)
+        except BaseException:
+            self._drop(ptr, stream)
+            raise
+        if self._ordinal != self._device:
+            block.device_id = self._ordinal
+        self._table.add(block)
+        return block
+
+    def _get_ready(self, nbytes: int) -> None:
+        """Refuse what cannot be; else see to what has to be done before the next allocation."""
+        self._check_process()
+        if self.closed:
+            raise ClosedError(repr(self), got="a call after close()", expected="an open resource")
+        if nbytes == 0:
+            raise DriverError(
+                repr(self), got="0 bytes", expected="1 or more", code=1, name="cudaErrorInvalidValue"
+            )
+        if nbytes > LARGEST:
+            raise cupy_error(self._explain(nbytes, []))
+        self._ready = True
+
+    def _check_process(self) -> None:
+        if self._life is not process.life:
+            raise UsageError(
+                repr(self),
+                got="a call in a forked child",
+                expected="the process that made the resource",
+                hint="Start workers with the 'spawn' or 'forkserver' method and make the resource there",
+            )
+
+    def _take_again(self, nbytes: int, stream: Stream, error: CuglueError) -> int:
+        """A second attempt after the first one failed with ``error``, where that makes sense."""
+        if isinstance(error, OutOfMemory):
+            tried = self._make_room(stream)
+            try:
+                return self._take(nbytes, stream)
+            except OutOfMemory:
+                raise cupy_error(self._explain(nbytes, tried)) from error
+        if isinstance(error, DriverError) and error.code == _INVALID_HANDLE:
+            raise StreamMisuse(
+                repr(stream), got="a handle that the driver does not know", expected="a live stream"
+            ) from error
+        raise error
+
+    def _make_room(self, stream: Stream) -> list[str]:
+        """Give back whatever can be given back; what was tried. Holds no lock: the collector runs finalisers."""
+        state = self._state
+        tried = ["freed the memory of dead arrays"]
+        state.retire.run_forgotten()
+        gc.collect()
+        tried.append("collected garbage")
+        state.retire.run_forgotten()
+        if stream.capturing:
+            tried.append("waited for nothing, because the stream captures")
+            return tried
+        self.reap_pending()
+        tried.append("waited for pending frees")
+        if state.capabilities.async_memory:
+            self._driver.pool_trim(0, self._device)
+            tried.append("trimmed the driver's pool")
+        return tried
+
+    def _explain(self, nbytes: int, tried: list[str]) -> OutOfMemory:
+        found = report.explain(self, nbytes, tried)
+        return OutOfMemory(
+            f"{nbytes} bytes of device memory for {self!r}",
+            got=str(found),
+            hint="Free arrays, or trim the pools that cache memory",
+            requested=nbytes,
+            in_use=self.bytes_outstanding,
+            report=found,
+        )
+
+    # --- deallocate ---------------------------------------------------------------------------------------------
+    def _release(self, block: Any) -> Stream:
+        """Free ``block`` after all its uses; the stream it was freed on. If that fails the block stays live."""
+        if self._life is not process.life:
+            self._check_process()
+        if block.state is not _LIVE or not self._table.remove(block):
+            raise self._not_live(block)
+        try:
+            stream: Stream = block.stream
+            if (stream.owner is not None and stream.thread is None) or stream.nameable():
+                if block.reads is not None or block.write_stream is not stream:
+                    block.join_uses(stream)
+            else:  # gone, or of another thread: its handle must not be touched
+                stream = refuge(self._state)
+                stream.join_context()
+            self._drop(block.ptr, stream)
+        except BaseException:
+            self._table.add(block)
+            raise
+        return stream
+
+    def _not_live(self, block: Any) -> CuglueError:
+        if block.device_id not in (self._ordinal, self._device):
+            return wrong_device(self, block.device_id, "deallocate")
+        return gone(block.ptr, block.generation)
+
+    # --- closing ------------------------------------------------------------------------------------------------
+    def _close(self) -> None:
+        """Free every block still live, then say which those were. Memory of living arrays stays until they die."""
+        held = [b for b in self._table if isinstance(b, DeviceBlock)]
+        arrays = len(self._table) - len(held)
+        errors: list[BaseException] = []
+        for block in held:
+            self._attempt(lambda block=block: self._deallocate(block), errors)  # type: ignore[misc]
+        self._attempt(self.reap_pending, errors)
+        if errors:
+            raise SeveralErrors(f"closing {self!r}", errors=errors) from errors[0]
+        self._ready = False
+        if held or arrays:
+            tags = ", ".join(sorted({b.tag for b in held})) or "none"
+            warnings.warn(
+                f"{self!r} closed with {len(held)} blocks live (tags: {tags}; freed now) and "
+                f"{arrays} in use by CuPy arrays (freed with them)",
+                ResourceWarning,
+                stacklevel=4,
+            )
+
+    @staticmethod
+    def _attempt(action: Callable[[], None], errors: list[BaseException]) -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - every block is tried; raised together
+            errors.append(error)
+
+    def _forgotten(self) -> None:
+        for block in self._table:
+            self._state.retire.forget(lambda block=block: self._deallocate(block))  # type: ignore[misc]
+
+    def __del__(self) -> None:
+        if len(getattr(self, "_table", ())):
+            super().__del__()
+
+
+def wrong_device(resource: object, given: int, call: str) -> DriverError:
+    """The error for a block of another device."""
+    return DriverError(
+        f"{resource!r}: block of device {given}",
+        got=f"device {given}",
+        expected="a block of this resource's device",
+        code=101,
+        name="cudaErrorInvalidDevice",
+        call=call,
+    )

@@ -1,0 +1,105 @@
+"""Which blocks are live: the truth about what a resource owns.
+
+Owns the table from address to block. Blocks that callers hold may be stale, doubled, foreign or forged; only what the
+table says is freed. Must not know streams or drivers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from weakref import ref
+
+from ..core.block import BlockId, BlockLife
+from ..errors import DriverError, UseAfterFree
+
+
+class BlockTable:
+    """Live blocks by address. Each method is one step under the interpreter lock; there is no lock to hold."""
+
+    __slots__ = ("_entries", "_sizes")
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, int] = {}  # summed on demand: a counter would need a lock on every allocation
+        # A block of an array must die with the array, so it is held weakly; all others are kept alive here.
+        self._entries: dict[int, BlockLife | ref[BlockLife]] = {}
+
+    def add(self, block: Any) -> None:
+        """Take a new block in.
+
+        Raises:
+            DriverError: the address is live; the block there stays.
+        """
+        entry = block if block.HELD else ref(block)
+        if self._entries.setdefault(block.ptr, entry) is not entry:
+            raise DriverError(
+                f"address {block.ptr:#x}",
+                got="the driver gave it out again",
+                expected="an address that is not live",
+                code=1,
+                name="cudaErrorInvalidValue",
+            )
+        self._sizes[block.ptr] = block.size
+
+    def remove(self, block: BlockLife) -> bool:
+        """Take a live block out; False if it is not one of this table, which is then as it was."""
+        entry = self._entries.get(block.ptr)
+        if entry is not block:
+            # The collector clears weak references before finalisers run: no answer means the same block.
+            found = entry() if entry.__class__ is ref else entry
+            if entry is None or (found is not block and found is not None):
+                return False
+        taken = self._entries.pop(block.ptr, None)
+        if taken is entry:
+            self._sizes.pop(block.ptr, None)
+            return True
+        if taken is not None:  # another thread was quicker, and the address has a new owner already
+            self._entries[block.ptr] = taken
+        return False
+
+    def find(self, block: BlockId) -> BlockLife:
+        """The live block with this id.
+
+        Raises:
+            UseAfterFree: there is none.
+        """
+        found = self.at(block.ptr)
+        if found is None or found.generation != block.generation:
+            raise gone(block.ptr, block.generation)
+        return found
+
+    def at(self, address: int) -> BlockLife | None:
+        """The live block that starts at ``address``."""
+        entry = self._entries.get(address)
+        return entry() if isinstance(entry, ref) else entry
+
+    def around(self, address: int) -> BlockLife | None:
+        """The live block that ``address`` lies in."""
+        found = self.at(address)
+        if found is not None:
+            return found
+        return next((b for b in self if b.ptr <= address < b.ptr + b.size), None)
+
+    def __iter__(self) -> Iterator[BlockLife]:
+        for entry in list(self._entries.values()):
+            block = entry() if isinstance(entry, ref) else entry
+            if block is not None:
+                yield block
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all live blocks."""
+        return sum(list(self._sizes.values()))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def gone(ptr: int, generation: int) -> UseAfterFree:
+    """The error for a block that is not live here."""
+    return UseAfterFree(
+        f"block at {ptr:#x} of generation {generation}",
+        got="a block that is not live in this resource",
+        expected="one that it allocated and did not get back",
+        generation=generation,
+    )
