@@ -10,10 +10,12 @@ from typing import Any
 
 #: Public name -> module that defines it.
 _WHERE = {
+    "SweepReport": "fault_sweep",
     "ViewSuite": "view_suite",
+    "sweep": "fault_sweep",
 }
 
-__all__ = ["ViewSuite"]
+__all__ = ["SweepReport", "ViewSuite", "sweep"]
 
 
 def __getattr__(name: str) -> Any:
