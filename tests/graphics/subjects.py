@@ -19,7 +19,12 @@ from cuglue.graphics.handle import CudaHandle
 
 
 def make_texture(
-    width: int, height: int, format: str = "RGBA8", target: int = GL.GL_TEXTURE_2D, depth: int = 0, levels: int = 1
+    width: int,
+    height: int,
+    format: str = "RGBA8",
+    target: int = GL.GL_TEXTURE_2D,
+    depth: int = 0,
+    levels: int = 1,
 ) -> int:
     """Name of a new texture with storage."""
     name = GL.GLuint()

@@ -79,7 +79,7 @@ def choose_path(nbytes: int, *, surfaces: bool, depth: int = 0) -> CopyPath:
         surfaces: whether the image may be read and written through a surface object.
         depth: slices of a 3-D image; 0 for any other. The driver's copy reaches only the first slice.
     """
-    if surfaces and (nbytes >= SMALL_BYTES or depth > 1):
+    if surfaces and (nbytes >= SMALL_BYTES or depth):
         return CopyPath.SURFACE
     return CopyPath.DRIVER
 
