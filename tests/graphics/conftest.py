@@ -13,7 +13,7 @@ from cuglue.graphics.glcontext import GlContext, headless
 
 @pytest.fixture
 def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    """The driver of this test: CUDA if it is marked ``gpu``, else a fresh simulated device without hazards at the end."""
+    """The driver of this test: CUDA if it is marked ``gpu``, else a simulated device that must end without hazards."""
     if request.node.get_closest_marker("gpu") is not None:
         yield cuglue.current_driver()
         return

@@ -6,13 +6,13 @@ from contextlib import AbstractContextManager
 
 import OpenGL.GL as GL
 import pytest
+from graphics.subjects import registered_buffer, registered_renderbuffer, registered_texture
 
 from cuglue.driver.protocol import Driver
 from cuglue.graphics import image_copy
 from cuglue.graphics.glcontext import GlContext
 from cuglue.graphics.image_copy import CopyPath
 from cuglue.testing.handle_suite import HandleSuite, Subject
-from graphics.subjects import registered_buffer, registered_renderbuffer, registered_texture
 
 
 class OnADevice(HandleSuite):

@@ -1,4 +1,4 @@
-"""Copies between images and their linear buffers: every format, width, level, layer and face, both ways and both paths."""
+"""Copies between images and their linear buffers: formats, widths, levels, layers and faces; both ways, both paths."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import OpenGL.GL as GL
 import pytest
+from graphics.subjects import make_renderbuffer, make_texture
 
 import cuglue
 from cuglue.driver.protocol import Driver
@@ -17,7 +18,6 @@ from cuglue.graphics.glcontext import GlContext
 from cuglue.graphics.handle import CudaHandle
 from cuglue.graphics.image_copy import CopyPath, choose_path, choose_unit
 from cuglue.testing.handle_suite import peek, poke
-from graphics.subjects import make_renderbuffer, make_texture
 
 STORED = [f.name for f in FORMATS if f.gl is not None and f.registers]
 DEVICES = pytest.mark.parametrize("on", ["sim", pytest.param("cuda", marks=pytest.mark.gpu)])

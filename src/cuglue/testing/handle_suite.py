@@ -113,7 +113,7 @@ class HandleSuite:
             subject.put(expected)
             half = expected.size // 2
             with subject.handle.map_mut() as m:
-                poke(m, expected[:half] ^ 255)
+                poke(m, ~expected[:half])
             expected[:half] ^= 255
             np.testing.assert_array_equal(subject.get(), expected)
 
@@ -124,8 +124,8 @@ class HandleSuite:
             subject.put(expected)
             with subject.handle.map() as m:
                 assert not m.writable
-                poke(m, expected ^ 255)
-            np.testing.assert_array_equal(subject.get(), expected ^ (0 if subject.opaque else 255))
+                poke(m, ~expected)
+            np.testing.assert_array_equal(subject.get(), expected if subject.opaque else ~expected)
 
     def test_A15_an_exception_inside_publishes(self) -> None:
         """And is raised as it was."""
@@ -146,10 +146,10 @@ class HandleSuite:
             expected = self.pattern(subject)
             subject.put(expected)
             with subject.handle.map_mut() as m:
-                poke(m, expected ^ 255)
+                poke(m, ~expected)
                 m.cancel()
                 assert m.released
-            np.testing.assert_array_equal(subject.get(), expected ^ (0 if subject.opaque else 255))
+            np.testing.assert_array_equal(subject.get(), expected if subject.opaque else ~expected)
 
     def test_read_and_write_in_one_line(self) -> None:
         """``read()`` gives an array of the caller's own, ``write()`` takes exactly such a one."""
@@ -244,8 +244,7 @@ class HandleSuite:
                 with hold() as m:
                     if subject.opaque:
                         error = raised(MapConflictError, ask)
-                        assert isinstance(error, MapConflictError)
-                        assert error.held == held
+                        assert vars(error)["held"] == held
                     else:
                         with ask() as other:
                             assert other.device_ptr == m.device_ptr
@@ -287,9 +286,9 @@ class HandleSuite:
                 other.wait(m.stream.record())
                 m.driver.copy_async(kept.ctypes.data, m.device_ptr, m.size, CopyKind.D2H, other.handle)
                 m.record(other.owner)
-            subject.put(expected ^ 255)
+            subject.put(~expected)
             with subject.handle.map() as m:
-                np.testing.assert_array_equal(peek(m), expected ^ 255)
+                np.testing.assert_array_equal(peek(m), ~expected)
             other.synchronize()
             np.testing.assert_array_equal(kept, expected)
 
@@ -385,7 +384,7 @@ def holdings(driver: Driver, device: int) -> dict[str, int]:
     return {"MiB": (memory.total - memory.free) >> 20}
 
 
-class new_stream:  # noqa: N801 - reads as a call
+class new_stream:
     """``with new_stream(subject) as stream``: a stream of the subject's device, with an owner that keeps it."""
 
     def __init__(self, subject: Subject) -> None:
