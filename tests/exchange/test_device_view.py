@@ -213,16 +213,22 @@ def test_a_capture_is_not_disturbed(driver, monkeypatch):
     driver.graph_destroy(graph)
 
 
-def test_a_consumer_that_captures_is_refused_before_anything_is_queued(driver, monkeypatch):
+@pytest.mark.parametrize("known", [True, False])
+def test_a_consumer_that_captures_is_refused_before_anything_is_queued(driver, monkeypatch, known):
     view, _ = make(driver)
     consumer = driver.Stream()
-    cuglue.as_stream(consumer)
+    record = cuglue.as_stream(consumer) if known else None
     driver.capture_begin(consumer.ptr, CaptureMode.RELAXED)
-    with pytest.raises(CaptureError):
-        view.__dlpack__(stream=consumer.ptr)
+    for copy in (None, True):
+        with counted(driver, monkeypatch, *QUEUED) as calls:
+            with pytest.raises(CaptureError, match="captures"):
+                view.__dlpack__(stream=consumer.ptr, copy=copy)
+            assert calls == []
+    view.__dlpack__(stream=-1)
     assert view.export_owner.ledger.live() == ()
     assert view.export_owner.consumers == ()
     driver.graph_destroy(driver.capture_end(consumer.ptr))
+    assert record is None or not record.capturing
 
 
 # --- copies ---------------------------------------------------------------------------------------------------

@@ -71,6 +71,16 @@ def test_holders_in_cycles_and_on_other_threads():
     assert ledger.live() == ()
 
 
+def test_a_ledger_that_nobody_asks_does_not_grow():
+    ledger, owner = ExportLedger(), Owner()
+    kept = ledger.issue(owner, "kept")
+    for _ in range(5000):
+        ledger.issue(owner, "loop")
+    assert len(ledger._live) + len(ledger._dropped) < 300
+    assert [e.how for e in ledger.live()] == ["kept"]
+    del kept
+
+
 def test_leaving_with_nothing_alive_is_silent():
     ledger = ExportLedger()
     del_me = ledger.issue(Owner(), "DLPack")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 
 import numpy as np
 import pytest
@@ -206,8 +207,15 @@ def test_jax_bfloat16():
 # --- Numba ----------------------------------------------------------------------------------------------------
 
 
+def numba_cuda():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy about Numba, at its import
+        from numba import cuda
+    return cuda
+
+
 def test_numba_by_the_array_interface():
-    from numba import cuda
+    cuda = numba_cuda()
 
     with block_view(numbers()) as view:
         view.export_owner.order_host()
@@ -219,9 +227,9 @@ def test_numba_by_the_array_interface():
         assert view.export_owner.cai_read
 
 
-@pytest.mark.filterwarnings("ignore:Grid size")
+@pytest.mark.filterwarnings("ignore:.*Grid size")
 def test_numba_kernel_argument():
-    from numba import cuda
+    cuda = numba_cuda()
 
     @cuda.jit
     def double(data):

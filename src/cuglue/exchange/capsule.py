@@ -11,6 +11,8 @@ consumer outlives it. Fields are written only where all that is known of the str
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,9 @@ from .dlpack import VERSION
 from .dtypes import DLType, dl_type
 
 _IS_COPIED = 1 << 1
+_get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
 
 
 class _DLTensor(ctypes.Structure):
@@ -98,11 +103,9 @@ def device_capsule(
         plain: the driver itself calls the address memory of that device; managed memory is said to be so too, because
             PyTorch and JAX take no other.
     """
-    from cuda.core import Buffer
-    from cuda.core.utils import StridedMemoryView
-
-    view = StridedMemoryView.from_buffer(
-        Buffer.from_handle(ptr, layout.nbytes, owner=keep),
+    wrap, view_of = _makers()
+    view = view_of(
+        wrap(ptr, layout.nbytes, owner=keep),
         shape=layout.shape,
         strides=layout.element_strides(),
         dtype=layout.dtype,
@@ -119,6 +122,14 @@ def device_capsule(
     return capsule
 
 
+@cache
+def _makers() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    from cuda.core import Buffer
+    from cuda.core.utils import StridedMemoryView
+
+    return Buffer.from_handle, StridedMemoryView.from_buffer
+
+
 def _say_element(tensor: _DLTensor, element: DLType) -> None:
     tensor.code, tensor.bits = element
 
@@ -127,9 +138,7 @@ def _open(
     capsule: object, *, versioned: bool, ndim: int, element: DLType
 ) -> tuple[_DLTensor, _Versioned | None]:
     """The struct of a fresh capsule, after checking that it is what we know."""
-    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    address = get_pointer(capsule, b"dltensor_versioned" if versioned else b"dltensor")
+    address = _get_pointer(capsule, b"dltensor_versioned" if versioned else b"dltensor")
     managed = _Versioned.from_address(address) if versioned else None
     tensor: _DLTensor = managed.tensor if managed is not None else _DLTensor.from_address(address)
     found = (managed.major if managed is not None else 1, tensor.ndim, tensor.code, tensor.bits, tensor.lanes)

@@ -1,7 +1,7 @@
 """Element types as DLPack numbers them.
 
 Owns the table from NumPy dtypes, and from the names of types that NumPy lacks, to DLPack's (code, bits). Must not
-know arrays or memory.
+know memory.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from ..layout import Layout
 
 
 class DLType(NamedTuple):
@@ -43,6 +45,12 @@ def narrow_name(dtype: np.dtype[Any]) -> str | None:
 def carrier(name: str) -> np.dtype[Any]:
     """The unsigned integers that a type of :data:`NARROW` travels as."""
     return np.dtype(f"u{NARROW[name].bits // 8}")
+
+
+def carried(layout: Layout) -> Layout:
+    """``layout`` with a dtype of NumPy's own: types of ``ml_dtypes`` travel as unsigned integers."""
+    name = narrow_name(layout.dtype)
+    return layout if name is None else Layout(layout.shape, layout.strides, carrier(name))
 
 
 def dl_type(dtype: np.dtype[Any]) -> DLType:

@@ -6,16 +6,17 @@ capsules, dictionaries or array libraries.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeVar
 
 from ..core.block import BlockLife
-from ..core.stream import Stream
-from ..driver.protocol import Access, Driver, MemoryType
-from ..errors import ClosedError
+from ..core.stream import Stream, as_stream
+from ..driver.protocol import Access, CaptureStatus, Driver, MemoryType
+from ..errors import CaptureError, ClosedError
 from ..lifecycle import BlockState
 from .tokens import ExportLedger
+
+T = TypeVar("T")
 
 
 class ExportOwner(Protocol):
@@ -76,16 +77,32 @@ class ExportOwner(Protocol):
         """The CUDA array interface was read: streams that nobody named may use the memory. Only sets a mark."""
 
 
-@contextmanager
-def used_on(owner: ExportOwner, consumer: Stream | None) -> Iterator[None]:
-    """Make an export for ``consumer``: ordered before, noted after; None orders itself."""
+def consumer_stream(owner: ExportOwner, handle: int) -> Stream:
+    """The record of a consumer's stream, known by its handle alone.
+
+    Raises:
+        CaptureError: it captures a graph, which a wait for work outside of it would break.
+    """
+    stream = as_stream(handle, device=owner.device, driver=owner.driver)
+    # The consumer has just named it, so it lives and may be asked; later its number alone may not be touched.
+    if stream is not owner.stream and owner.driver.capture_status(handle) is not CaptureStatus.NONE:
+        raise CaptureError(
+            f"stream {handle:#x} captures a graph",
+            got="an export that has to wait for work outside of the capture",
+            expected="an export made before it, or one that waits for nothing (stream=-1)",
+        )
+    return stream
+
+
+def export_on(owner: ExportOwner, consumer: Stream | None, make: Callable[[], T]) -> T:
+    """What ``make`` makes for ``consumer``: ordered before, noted after. None orders itself and is not noted."""
     if consumer is None:
-        yield
-        return
+        return make()
     with consumer.state.ordering:
         owner.order_consumer(consumer)
-        yield
+        made = make()
         owner.note_consumer(consumer)
+        return made
 
 
 class BlockOwner:

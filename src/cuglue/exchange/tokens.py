@@ -26,6 +26,7 @@ _ARRAY_LIBRARIES = frozenset(
 #: Packages whose frames are not "the line that made the array".
 _LIBRARIES = _ARRAY_LIBRARIES | {"cuglue", "contextlib"}
 _numbers = itertools.count(1)
+_FOLD_ABOVE = 64  # dropped exports of an owner that nobody asks for its live ones
 
 
 class Export(NamedTuple):
@@ -69,15 +70,25 @@ class ExportLedger:
             owner: what has to stay alive with the export.
             how: the call that makes it, for messages.
         """
+        if len(self._dropped) > _FOLD_ABOVE:
+            self._fold()
         number = next(_numbers)
         self._live[number] = Export(how, *call_site(2))
         return ExportToken(owner, number, self._dropped)
 
     def live(self) -> tuple[Export, ...]:
         """Every export that somebody still holds, oldest first."""
-        while self._dropped:
-            self._live.pop(self._dropped.popleft(), None)
+        self._fold()
         return tuple(self._live.values())
+
+    def _fold(self) -> None:
+        """Strike out what was dropped."""
+        while self._dropped:
+            try:
+                number = self._dropped.popleft()
+            except IndexError:
+                return  # another thread was quicker
+            self._live.pop(number, None)
 
     def check_leave(self, what: object, *, strict: bool | None = None, reader: object = None) -> None:
         """Report exports that are alive while their memory goes away. Call it after the memory was given back.

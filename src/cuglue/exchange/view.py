@@ -22,8 +22,8 @@ from .cai import array_interface, cuda_array_interface
 from .capsule import device_capsule, host_capsule
 from .copies import copy_on_device, copy_to_host, host_bytes, host_view, on_host
 from .dlpack import CPU, Route, negotiate
-from .dtypes import NARROW, DLType, carrier, dl_type, narrow_name
-from .owner import ExportOwner, used_on
+from .dtypes import NARROW, DLType, carried, carrier, dl_type, narrow_name
+from .owner import ExportOwner, consumer_stream, export_on
 
 
 class Exporter:
@@ -83,6 +83,7 @@ class Exporter:
 
         Raises:
             ClosedError: the memory is gone.
+            CaptureError: the consumer's stream captures a graph.
             BufferError, ValueError, TypeError: see :func:`~cuglue.exchange.dlpack.negotiate`.
         """
         owner, layout = self.export_owner, self.layout
@@ -96,7 +97,7 @@ class Exporter:
             legacy_readonly=self.legacy_readonly,
         )
         element = self._element()
-        layout = _numeric(layout)
+        layout = carried(layout)
         if plan.route is Route.HOST_COPY:
             array = copy_to_host(owner, self.device_ptr, layout)
             return host_capsule(array, element, versioned=plan.versioned, copied=True)
@@ -104,16 +105,16 @@ class Exporter:
             array = host_view(owner, self.device_ptr, layout, how="DLPack", readonly=plan.readonly)
             return host_capsule(array, element, versioned=plan.versioned, copy=plan.route is Route.COPY)
         ptr = self.device_ptr
-        consumer = None
-        if plan.stream is not None:
-            consumer = as_stream(plan.stream, device=owner.device, driver=owner.driver)
+        consumer = None if plan.stream is None else consumer_stream(owner, plan.stream)
         if plan.route is Route.COPY and layout.size:
             own = copy_on_device(owner, ptr, layout.nbytes, consumer)
             return device_capsule(
                 own.ptr, layout, element, device=owner.device, keep=own, versioned=plan.versioned, copied=True
             )
-        with used_on(owner, consumer):
-            return device_capsule(
+        return export_on(
+            owner,
+            consumer,
+            lambda: device_capsule(
                 ptr,
                 layout,
                 element,
@@ -123,7 +124,8 @@ class Exporter:
                 readonly=plan.readonly,
                 copied=plan.route is Route.COPY,
                 plain=owner.memory_type is MemoryType.DEVICE,
-            )
+            ),
+        )
 
     def _element(self) -> DLType:
         """The DLPack element type; BufferError where there is none or where the strides cut elements."""
@@ -212,11 +214,15 @@ class Exporter:
 
         stream = as_stream(None, device=owner.device, driver=owner.driver)
         ptr = self.device_ptr if layout.size else 0
-        with used_on(owner, stream):
-            token = owner.ledger.issue(owner, "cupy()")
-            memory = cupy.cuda.UnownedMemory(ptr, layout.nbytes, token, owner.device)
+
+        def make() -> Any:
+            memory = cupy.cuda.UnownedMemory(
+                ptr, layout.nbytes, owner.ledger.issue(owner, "cupy()"), owner.device
+            )
             pointer = cupy.cuda.MemoryPointer(memory, 0)
             return cupy.ndarray(layout.shape, layout.dtype, pointer, strides=layout.strides)
+
+        return export_on(owner, stream, make)
 
     def torch(self) -> Any:
         """A PyTorch tensor over the memory, in order on PyTorch's current stream; a CPU tensor over host memory.
@@ -337,9 +343,3 @@ class ArrayView(Exporter):
             f"ArrayView(shape={self.layout.shape}, dtype={kind}, strides={self.layout.strides}, "
             f"ptr={self.device_ptr:#x}, device={self.export_owner.device})"
         )
-
-
-def _numeric(layout: Layout) -> Layout:
-    """``layout`` with a dtype of NumPy's own: types of ``ml_dtypes`` travel as unsigned integers."""
-    name = narrow_name(layout.dtype)
-    return layout if name is None else Layout(layout.shape, layout.strides, carrier(name))
