@@ -1,16 +1,7 @@
-"""Kernels that the driver's own tests launch, and a latch: work that stays queued until the test lets it run."""
-
-from __future__ import annotations
-
-import ctypes
-from types import TracebackType
-from typing import Any, Self
+"""Kernels that the driver's own tests launch."""
 
 SOURCE = r"""
-extern "C" __global__ void hold(volatile int* flag, long long cycles) {
-    long long began = clock64();
-    while (!*flag && clock64() - began < cycles) {}
-}
+extern "C" __global__ void nothing() {}
 extern "C" __global__ void arguments(unsigned char* out, signed char a, short b, int c, long long d,
                                      unsigned long long e, float f, double g, bool h) {
     *(signed char*)(out + 0) = a;  *(short*)(out + 2) = b;  *(int*)(out + 4) = c;
@@ -40,33 +31,3 @@ extern "C" __global__ void shared(int* out) {
 }
 extern "C" __global__ void fault(int* nowhere) { *nowhere = 1; }
 """
-
-#: What a latch waits at most, in clock cycles: 5 s and more, so that a failing test cannot hang the device.
-_CYCLES = 10_000_000_000
-
-
-class Latch:
-    """``with Latch(driver, stream)``: later work of the stream waits until :meth:`release` or the end of the block."""
-
-    def __init__(self, driver: Any, stream: int, device: int = 0) -> None:
-        self._driver = driver
-        self._stream = stream
-        self._flag = driver.host_alloc(64)
-        self._view = driver.host_view(self._flag, 4, True)
-        self._view[:] = bytes(4)
-        kernel = driver.kernel_load("hold", SOURCE, (), device)
-        driver.kernel_launch(kernel, (1, 1, 1), (1, 1, 1), (self._flag, _CYCLES), (None, None), 0, stream)
-
-    def release(self) -> None:
-        ctypes.c_int.from_address(self._flag).value = 1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
-        self._driver.stream_synchronize(self._stream)
-        self._view.release()
-        self._driver.host_free(self._flag)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_kernels import SOURCE, Latch
+from cuda_kernels import SOURCE
 
 import cuglue
 from cuglue.driver.protocol import (
@@ -28,6 +28,7 @@ from cuglue.driver.protocol import (
     TexelKind,
 )
 from cuglue.errors import DriverError, LaunchError, OutOfMemory, UnsupportedError
+from cuglue.testing.latch import Latch
 
 pytestmark = pytest.mark.gpu
 RGBA8 = ArrayInfo(24, 10, 0, 8, 4, TexelKind.UINT)
@@ -138,9 +139,8 @@ def test_contracts_0_5_a_thread_without_context_stays_without(driver: Any, strea
     """Runtime calls bind the primary context to such a thread, as everywhere in CUDA; driver-API calls do not."""
     from cuda.bindings import driver as cu
 
-    kernel = driver.kernel_load("hold", SOURCE, (), 0)
-    event, flag = driver.event_create(0), driver.host_alloc(64)
-    driver.host_view(flag, 4, True)[:] = b"\1\0\0\0"
+    kernel = driver.kernel_load("nothing", SOURCE, (), 0)
+    event = driver.event_create(0)
     contexts: dict[str, int] = {}
     made: list[int] = []
 
@@ -158,7 +158,7 @@ def test_contracts_0_5_a_thread_without_context_stays_without(driver: Any, strea
         call("array_destroy", array)
         call("context_record", event, 0)
         made.append(call("event_create", 0))
-        call("kernel_launch", kernel, (1, 1, 1), (1, 1, 1), (flag, 1), (None, None), 0, stream)
+        call("kernel_launch", kernel, (1, 1, 1), (1, 1, 1), (), (), 0, stream)
         call("event_record", event, stream)
 
     thread = threading.Thread(target=work)
@@ -170,7 +170,6 @@ def test_contracts_0_5_a_thread_without_context_stays_without(driver: Any, strea
     driver.kernel_unload(kernel)
     for each in (event, *made):
         driver.event_destroy(each)
-    driver.host_free(flag)
 
 
 def test_contracts_0_5_a_context_of_somebody_else_is_back(driver: Any) -> None:
@@ -202,7 +201,7 @@ def test_refused_calls_leave_nothing_for_others_to_trip_over(driver: Any, stream
     with pytest.raises(DriverError) as caught:
         driver.event_elapsed(event, event)
     assert caught.value.call == "cudaEventElapsedTime"
-    with Latch(driver, stream):
+    with Latch(stream, driver=driver, seconds=5):
         driver.event_record(event, stream)
         assert not driver.event_query(event)
     assert int(cupy.sort(cupy.arange(1000)[::-1])[-1]) == 999
@@ -275,7 +274,7 @@ def test_current_stream_is_cupys(driver: Any) -> None:
 def test_queries_and_waits(driver: Any, stream: int) -> None:
     other, event, after = driver.stream_create(0), driver.event_create(0), driver.event_create(0)
     assert driver.event_query(event)
-    with Latch(driver, stream) as latch:
+    with Latch(stream, driver=driver, seconds=5) as latch:
         driver.event_record(event, stream)
         driver.stream_wait_event(other, event)
         driver.event_record(after, other)
@@ -295,7 +294,7 @@ def test_queries_and_waits(driver: Any, stream: int) -> None:
 def test_time_between_events(driver: Any, stream: int) -> None:
     start, end = driver.event_create(0, timing=True), driver.event_create(0, timing=True)
     driver.event_record(start, stream)
-    with Latch(driver, stream) as latch:
+    with Latch(stream, driver=driver, seconds=5) as latch:
         time.sleep(0.05)
         latch.release()
         driver.event_record(end, stream)
@@ -311,7 +310,7 @@ def test_context_record_covers_streams_nobody_told_us_of(driver: Any, stream: in
             driver.context_record(driver.event_create(0), 0)
         return
     event = driver.event_create(0)
-    with Latch(driver, stream) as latch:
+    with Latch(stream, driver=driver, seconds=5) as latch:
         driver.context_record(event, 0)
         time.sleep(0.02)
         assert not driver.event_query(event)
@@ -324,7 +323,7 @@ def test_context_wait_holds_streams_nobody_told_us_of(driver: Any, stream: int) 
     if not driver.capabilities(0).context_events:
         return
     other, held, after = driver.stream_create(0), driver.event_create(0), driver.event_create(0)
-    with Latch(driver, stream) as latch:
+    with Latch(stream, driver=driver, seconds=5) as latch:
         driver.event_record(held, stream)
         driver.context_wait(held, 0)
         driver.event_record(after, other)
@@ -344,7 +343,7 @@ def test_callback_runs_after_the_work_on_another_thread(driver: Any, stream: int
         threads.append(threading.get_ident())
         ran.set()
 
-    with Latch(driver, stream) as latch:
+    with Latch(stream, driver=driver, seconds=5) as latch:
         driver.stream_callback(stream, callback)
         assert not ran.wait(0.05)
         latch.release()
@@ -352,10 +351,10 @@ def test_callback_runs_after_the_work_on_another_thread(driver: Any, stream: int
     assert threads != [threading.get_ident()]
 
 
-@pytest.mark.parametrize("wait", ["stream", "event", "device", "free"])
+@pytest.mark.parametrize("wait", ["stream", "event", "device"])
 def test_blocking_calls_release_the_gil(driver: Any, stream: int, wait: str) -> None:
-    event, ptr = driver.event_create(0), driver.malloc(64, 0)
-    with Latch(driver, stream) as latch:
+    event = driver.event_create(0)
+    with Latch(stream, driver=driver, seconds=5) as latch:
         driver.event_record(event, stream)
         timer = threading.Timer(0.1, latch.release)
         timer.start()
@@ -364,16 +363,12 @@ def test_blocking_calls_release_the_gil(driver: Any, stream: int, wait: str) -> 
             driver.stream_synchronize(stream)
         elif wait == "event":
             driver.event_synchronize(event)
-        elif wait == "device":
-            driver.device_synchronize(0)
         else:
-            driver.free(ptr, 0)
+            driver.device_synchronize(0)
         took = time.perf_counter() - began
         timer.join()
     assert 0.05 < took < 3  # the latch alone would let go after 5 s
     driver.event_destroy(event)
-    if wait != "free":
-        driver.free(ptr, 0)
 
 
 # --- kernels ------------------------------------------------------------------------------------------------
@@ -702,7 +697,7 @@ def test_binary_semaphore_of_vulkan(driver: Any, stream: int) -> None:
     with VulkanDevice(driver.device_uuid(0)) as vulkan:
         fd, _ = vulkan.export_semaphore(timeline=False)
         imported = driver.import_semaphore_fd(fd, False, 0)
-        with Latch(driver, stream) as latch:
+        with Latch(stream, driver=driver, seconds=5) as latch:
             driver.semaphore_signal(imported, 0, stream)
             driver.semaphore_wait(imported, 0, other)
             driver.event_record(event, other)
