@@ -145,8 +145,8 @@ def dimensions(what: str, value: Any) -> Dimensions:
         full: tuple[Any, ...] = value
     else:
         try:
-            listed = (value,) if not isinstance(value, Sequence) else tuple(value)
-            full = tuple(n.__index__() for n in listed) + (1,) * (3 - len(listed))
+            listed = tuple(value) if isinstance(value, Sequence) else (value,)
+            full = tuple(n.__index__() for n in listed) + (1,) * (3 - len(listed)) if listed else ()
         except (AttributeError, TypeError):
             full = ()
     if len(full) != 3 or min(full) < 0:

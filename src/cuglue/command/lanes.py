@@ -7,12 +7,12 @@ Owns :class:`Lane` (cursor, drop queue and memory of one stream), the runtime's 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..core.device import DeviceState
 from ..core.stream import Stream, as_stream
 from ..driver.protocol import Access
-from ..errors import BufferTooBig, ResourceError, UsageError
+from ..errors import BufferTooBig, DevicePoisoned, ResourceError, SeveralErrors, UsageError
 from ..memory.resource import DeviceMemoryResource
 from .buffers import Buffer, Storage, unallocated
 from .hostmem import HostPool
@@ -92,14 +92,19 @@ class Lane:
         return buffer
 
     def cleanup(self) -> None:
-        """Free everything on this device that nothing needs any more. Blocks the host.
+        """Free everything on this device that nothing needs any more. Blocks the host for the streams we know.
 
         Raises:
             CaptureError: the stream captures a graph.
         """
         self.stream.refuse_capture("clean up memory")
+        state = self.stream.state
         self.drops.drain()
-        self.stream.state.retire.drain(block=True)
+        for reference in list(state.streams.values()):
+            stream = reference()
+            if stream is not None and not stream.capturing:
+                stream.synchronize()
+        state.retire.drain(block=True)
         self.resource.reap_pending()
         self.host.trim()
 
@@ -221,14 +226,24 @@ class Lanes:
             return ResolvedStreams(self, current, tuple(declared), current.cursor)
 
     def close(self) -> None:
-        """Let everything go. Blocks the host until it may go."""
+        """Let everything go. Blocks the host until it may go; on a device that is lost, nothing needs to be waited for."""
         for lane in self.all():
-            lane.drops.drain()
-        self._state.retire.drain(block=True)
-        self.host.trim()
+            unless_lost(lane.drops.drain)
         self._lanes.clear()
         self._own.clear()
-        self._state.retire.drain()
+        unless_lost(lambda: self._state.retire.drain(block=True))
+        unless_lost(self.host.trim)
+
+
+def unless_lost(action: Callable[[], object]) -> None:
+    """Do ``action``; that the device is lost is no failure of it."""
+    try:
+        action()
+    except DevicePoisoned:
+        pass
+    except SeveralErrors as several:
+        if not all(isinstance(error, DevicePoisoned) for error in several.errors):
+            raise
 
 
 class ResolvedStreams:

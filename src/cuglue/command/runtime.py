@@ -26,7 +26,7 @@ from .command import Command, create
 from .futures import Future
 from .hostmem import HostBuffer
 from .kernels import KernelContext
-from .lanes import Lanes
+from .lanes import Lanes, unless_lost
 from .launch import launch
 from .operands import Declared, Place
 
@@ -203,7 +203,7 @@ class Runtime(Owned):
     def _close(self) -> None:
         """Wait for what this runtime queued, and let go what it keeps. Memory of live buffers stays until they go."""
         self._lanes.close()
-        self._context.close()
+        unless_lost(self._context.close)
         if self._own_resource and not self.resource.bytes_outstanding:
             self.resource.close()  # else it goes with the last buffer
 
@@ -211,10 +211,17 @@ class Runtime(Owned):
         """Dropped without close: the streams and buffers free themselves; the kernels stay with the driver."""
 
 
+class _OwnResource(DirectCudaResource):
+    """The resource of a runtime that was given none: it may die silently, for every block is some buffer's."""
+
+    def __del__(self) -> None:
+        pass
+
+
 def _default_resource(driver: Driver, device: int) -> DeviceMemoryResource:
     """A resource of its own for a runtime; resources take the current driver."""
     with _cache_lock, use_driver(driver):
-        return DirectCudaResource(device)
+        return _OwnResource(device)
 
 
 _cached: dict[tuple[int, int], tuple[Driver, Runtime]] = {}

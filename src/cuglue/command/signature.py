@@ -72,7 +72,7 @@ def signature(name: str, source: str) -> tuple[Parameter, ...] | None:
     Raises:
         LaunchError: there is no such kernel, or its name is changed by the compiler: a template, or not extern "C".
     """
-    text = _COMMENTS.sub(lambda m: m.group(1) or " ", source)
+    text = _COMMENTS.sub(_without_words, source)
     defined = _find(name, text)
     if defined is None:
         others = sorted(set(re.findall(_GLOBAL + r"[^;{]*?(\w+)\s*\((?!\s*\d)", text)))
@@ -89,6 +89,12 @@ def signature(name: str, source: str) -> tuple[Parameter, ...] | None:
         return ()
     parameters = [_parameter(part, aliases) for part in declared]
     return None if None in parameters else tuple(p for p in parameters if p is not None)
+
+
+def _without_words(match: re.Match[str]) -> str:
+    """What stands for a comment or a string: strings are kept only in ``extern "C"``."""
+    quoted = match.group(1)
+    return " " if quoted is None else quoted if quoted == '"C"' else '""'
 
 
 def _find(name: str, text: str) -> tuple[int, str] | None:

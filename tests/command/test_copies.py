@@ -1,0 +1,455 @@
+"""Copies: layouts, sizes, staging, and bytes that outlive everybody's interest (contracts C18-C25)."""
+
+from __future__ import annotations
+
+import array
+import mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from driver_calls import Calls
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sample_kernels import INCREMENT
+
+from cuglue import Buffer, CopyDescriptor, InOut, Runtime
+from cuglue.command.hostmem import HostBuffer, capacity_of
+from cuglue.command.staging import MIB
+from cuglue.driver.protocol import CaptureMode
+from cuglue.driver.sim import SimDriver
+from cuglue.errors import (
+    CaptureError,
+    DevicePoisoned,
+    DriverError,
+    LayoutError,
+    StorageHandleNotFound,
+    UsageError,
+)
+
+COPIES = ("copy_async", "copy_2d_async")
+
+
+def bytes_of(rt: Runtime, buffer: Buffer) -> bytes:
+    return bytes(rt.read(buffer).result())
+
+
+# --- layouts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "call", "rows"),
+    [
+        ((32,), (1,), "copy_async", 1),
+        ((4, 8), (8, 1), "copy_async", 1),
+        ((4, 8), (12, 1), "copy_2d_async", 4),
+        ((2, 3, 8), (36, 12, 1), "copy_2d_async", 6),
+        ((100_000, 2), (2, 1), "copy_async", 1),
+        ((1, 8), (8, 1), "copy_async", 1),
+    ],
+)
+def test_C19_pitched_row_major(
+    rt: Runtime, calls: Calls, shape: Any, strides: Any, call: str, rows: int
+) -> None:
+    elements = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
+    memory = np.arange(elements + 7, dtype="i4")
+    x = rt.create(memory)
+    expected = np.lib.stride_tricks.as_strided(memory, shape, tuple(4 * s for s in strides))
+    calls.clear()
+    with rt.command() as cmd:
+        future = cmd.read_async(x.descriptor(shape, "i4", strides))
+        made = calls.of(*COPIES)
+        assert [name for name, _ in made] == [call]
+        if call == "copy_2d_async":
+            assert made[0][1][1::2][:1] == (shape[-1] * 4,)
+            assert made[0][1][3:6] == (strides[-2] * 4, shape[-1] * 4, rows)
+        result = future.result()
+        np.testing.assert_array_equal(np.asarray(result), expected)
+        cmd.write_to_gpu(x.descriptor(shape, "i4", strides), np.ascontiguousarray(-expected))
+    np.lib.stride_tricks.as_strided(memory, shape, tuple(4 * s for s in strides))[...] *= -1
+    np.testing.assert_array_equal(np.asarray(rt.read(x, dtype="i4").result()), memory)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        ((4,), (2,)),
+        ((4, 8), (8, 2)),
+        ((4, 8), (7, 1)),
+        ((4, 8), (0, 1)),
+        ((4, 8), (1, 4)),
+        ((2, 3, 8), (25, 8, 1)),
+        ((2, 3, 8), (0, 8, 1)),
+    ],
+)
+def test_C19_refused_strides(rt: Runtime, calls: Calls, shape: Any, strides: Any) -> None:
+    x = rt.create(bytes(1000))
+    descriptor = CopyDescriptor(x, shape, strides, 1)
+    calls.clear()
+    with rt.command() as cmd:
+        for attempt in (
+            lambda: cmd.read_async(descriptor),
+            lambda: cmd.write_to_gpu(descriptor, bytes(descriptor.nbytes)),
+            lambda: cmd.write_to_cpu(descriptor, bytearray(descriptor.nbytes)),
+        ):
+            with pytest.raises(LayoutError):
+                attempt()
+    assert calls.of(*COPIES) == []
+
+
+def test_C19_ranks_are_checked_when_a_descriptor_is_made(rt: Runtime) -> None:
+    x = rt.empty(64)
+    for shape, strides in [((), ()), ((4,), ()), ((2, 2), (1,)), ((-1,), (1,))]:
+        with pytest.raises(ValueError, match="rank"):
+            CopyDescriptor(x, shape, strides, 4)
+    with pytest.raises(ValueError, match="same size"):
+        CopyDescriptor(x, (4,), (1,), 4, np.dtype("f8"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"), [((0,), (1,)), ((0, 8), (8, 1)), ((4, 0), (0, 0)), ((0, 8), (0, 0))]
+)
+def test_C20_nothing_to_copy_succeeds_before_anything_is_looked_at(
+    rt: Runtime, calls: Calls, shape: Any, strides: Any
+) -> None:
+    unbound = rt.buffer(64)
+    target = bytearray(b"untouched")
+    calls.clear()
+    with rt.command() as cmd:
+        future = cmd.read_async(CopyDescriptor(unbound, shape, strides, 4))
+        cmd.write_to_gpu(CopyDescriptor(unbound, shape, strides, 4), b"")
+        cmd.write_to_cpu(CopyDescriptor(unbound, shape, strides, 4), memoryview(target)[:0])
+        assert calls.of(*COPIES) == []
+        assert future.result().nbytes == 0  # type: ignore[union-attr]
+    assert target == b"untouched"
+
+
+# --- reads ------------------------------------------------------------------------------------------------------
+
+
+def test_C21_results_in_the_order_of_the_descriptors(rt: Runtime) -> None:
+    buffers = [rt.create(np.full(4, i, "i4")) for i in range(5)]
+    with rt.command() as cmd:
+        many = cmd.read_async([b.descriptor(4, "i4") for b in buffers])
+        none = cmd.read_async([])
+        one = cmd.read_async(buffers[3].descriptor((2, 2), "i4"))
+    assert [list(r) for r in many.result()] == [[i] * 4 for i in range(5)]
+    assert none.result() == []
+    assert one.result().tolist() == [[3, 3], [3, 3]]  # type: ignore[union-attr]
+
+
+def test_C21_later_writes_do_not_change_the_result(rt: Runtime) -> None:
+    x = rt.create(np.ones(256, "i4"))
+    with rt.command(InOut(x)) as cmd:
+        before = cmd.read_async(x.descriptor(256, "i4"))
+        cmd.kernel(INCREMENT, 1, 256, x, 256, 41)
+        after = cmd.read_async(x.descriptor(256, "i4"))
+    assert set(after.result()) == {42}
+    assert set(before.result()) == {1}
+
+
+def test_C21_sources_are_held(rt: Runtime) -> None:
+    results = []
+    for value in range(30):
+        x = rt.create(np.full(1024, value, "i4"))
+        results.append(rt.read(x, dtype="i4"))
+        del x
+        rt.create(np.full(1024, -1, "i4"))
+    assert [set(r.result()) for r in results] == [{value} for value in range(30)]
+
+
+def test_C21_a_dropped_future_does_no_harm(rt: Runtime) -> None:
+    x = rt.create(np.arange(4096, dtype="i4"))
+    for _ in range(200):
+        rt.read(x)  # dropped at once, with the copy still to run
+    assert list(rt.read(x, dtype="i4").result()[:3]) == [0, 1, 2]
+
+
+def test_C21_memory_stays_flat(sim: SimDriver) -> None:
+    with Runtime() as rt:
+        x = rt.create(bytes(100_000))
+        for _ in range(300):
+            rt.read(x)
+        assert sim.inventory()["host_alloc"] <= 130
+
+
+@pytest.mark.parametrize("k", range(3))
+def test_C21_an_error_at_the_kth_copy_waits_for_the_copies_before_it(
+    rt: Runtime, calls: Calls, k: int
+) -> None:
+    buffers = [rt.create(np.full(4, i, "i4")) for i in range(3)]
+    descriptors = [b.descriptor(4, "i4") for b in buffers]
+    descriptors[k] = CopyDescriptor(buffers[k], (2, 2), (1, 1), 4)
+    calls.clear()
+    with rt.command() as cmd, pytest.raises(LayoutError):
+        cmd.read_async(descriptors)
+    assert calls.count("copy_async") == k
+    assert calls.count("stream_synchronize") == 1
+    assert [list(rt.read(b, dtype="i4").result()) for b in buffers] == [[i] * 4 for i in range(3)]
+
+
+def test_C21_a_failing_fence_wins_over_the_failing_copy(rt: Runtime, calls: Calls) -> None:
+    x = rt.create(bytes(64))
+    for error in (
+        DevicePoisoned("lost", code=700, name="x", call="y"),
+        DriverError("fence", code=1, name="x", call="y"),
+    ):
+        calls.fail_next("stream_synchronize", lambda error=error: error)  # type: ignore[misc]
+        with rt.command() as cmd, pytest.raises(DriverError) as caught:
+            cmd.read_async([x.descriptor(64), CopyDescriptor(x, (2, 2), (1, 1), 1)])
+        assert caught.value is error
+
+
+def test_reads_are_refused_where_they_do_not_fit(rt: Runtime, calls: Calls) -> None:
+    x = rt.create(bytes(64))
+    calls.clear()
+    for descriptor in (x.descriptor(65), x.part(60).descriptor(5), x.descriptor((8, 5), "u1", (9, 1))):
+        with rt.command() as cmd, pytest.raises(LayoutError, match="within the"):
+            cmd.read_async(descriptor)
+    with rt.command() as cmd, pytest.raises(UsageError, match="CopyDescriptor"):
+        cmd.read_async([x])  # type: ignore[list-item]
+    with rt.command() as cmd, pytest.raises(StorageHandleNotFound):
+        cmd.read_async(rt.buffer(64).descriptor(64))
+    assert calls.of(*COPIES) == []
+
+
+# --- writes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"abcdefgh",
+        bytearray(b"abcdefgh"),
+        memoryview(b"abcdefgh"),
+        np.frombuffer(b"abcdefgh", "u1"),
+        np.frombuffer(b"abcdefgh", "f4"),
+        np.frombuffer(b"aebfcgdh", "u1").reshape(4, 2).T,
+        array.array("B", b"abcdefgh"),
+        np.frombuffer(b"abcdefgh", ">i8"),
+    ],
+    ids=lambda data: type(data).__name__,
+)
+def test_C25_create_with_data_of_every_kind(rt: Runtime, data: Any) -> None:
+    with rt.command() as cmd:
+        assert bytes_of(rt, cmd.create_with_data(data)) == b"abcdefgh"
+    assert bytes_of(rt, rt.create(data)) == b"abcdefgh"
+
+
+def test_lists_and_scalars_are_data_too(rt: Runtime) -> None:
+    assert bytes_of(rt, rt.create([1, 2])) == np.array([1, 2]).tobytes()
+    assert bytes_of(rt, rt.create(np.float32(1.5))) == np.float32(1.5).tobytes()
+
+
+def test_C25_empty_data(rt: Runtime) -> None:
+    for data in (b"", np.empty((0, 4)), []):
+        x = rt.create(data)
+        assert (x.nbytes, len(x), bool(x), bytes_of(rt, x)) == (0, 0, True, b"")
+
+
+def test_what_is_no_data(rt: Runtime) -> None:
+    for data in (object(), np.array([object()]), rt.empty(4), {1: 2}):
+        with pytest.raises(UsageError):
+            rt.create(data)
+
+
+def test_C25_a_failing_copy_releases_the_allocation(sim: SimDriver) -> None:
+    with Runtime() as rt, Calls(sim) as calls:
+        calls.fail_next("copy_async", lambda: DriverError("refused", code=1, name="x", call="y"))
+        with pytest.raises(DriverError, match="refused"):
+            rt.create(bytes(64))
+        assert rt.resource.bytes_outstanding == 0
+        assert bytes_of(rt, rt.create(b"again")) == b"again"
+
+
+def test_C25_without_pinned_memory_the_heap_serves(sim: SimDriver) -> None:
+    from cuglue.errors import OutOfMemory
+
+    with Runtime() as rt, Calls(sim) as calls:
+
+        def none(*args: Any) -> int:
+            raise OutOfMemory("pinned", requested=1, in_use=1)
+
+        sim.host_alloc = none  # type: ignore[method-assign]
+        x = rt.create(b"abcd")
+        result = rt.read(x).result()
+        assert (bytes(result), result.pinned) == (b"abcd", False)
+        del calls
+
+
+def test_C23_data_may_change_right_after_a_write(rt: Runtime) -> None:
+    """Mutating at once is safe for ordinary memory of any size; pinned memory is documented to be read later."""
+    for nbytes in (16, 11 * MIB):
+        data = np.full(nbytes, 7, "u1")
+        x = rt.create(data)
+        data[:] = 9
+        assert bytes_of(rt, x) == b"\7" * nbytes
+
+
+def test_C24_pinned_memory_is_never_staged_and_kept_until_read(rt: Runtime, calls: Calls) -> None:
+    with rt.command() as cmd:
+        data = cmd.reserve_cpu(64)
+        data[:] = 5
+        address = data.__array_interface__["data"][0]
+        x = cmd.empty(64)
+        calls.clear()
+        cmd.write_to_gpu(x.descriptor(64), data)
+        assert [args[1] for _, args in calls.of("copy_async")] == [address]
+        del data
+        fresh = cmd.reserve_cpu(64)
+        assert fresh.__array_interface__["data"][0] != address
+    assert bytes_of(rt, x) == b"\5" * 64
+
+
+def test_C24_files_are_staged(rt: Runtime, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"0123456789")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert bytes_of(rt, rt.create(mapped)) == b"0123456789"
+    assert bytes_of(rt, rt.create(np.memmap(path, "u1", "r"))) == b"0123456789"
+
+
+def test_C22_write_to_cpu(rt: Runtime) -> None:
+    x = rt.create(np.arange(16, dtype="u1"))
+    target = bytearray(16)
+    with rt.command() as cmd:
+        cmd.write_to_cpu(x.descriptor(16), target)
+        with pytest.raises(BufferError):
+            target.append(1)  # exported until the device has written it
+        cmd.synchronize()
+        array_ = np.zeros((4, 4), "u1")
+        cmd.write_to_cpu(x.descriptor((4, 4)), array_, stream=rt.stream(1))
+    rt.synchronize()
+    assert target == bytes(range(16))
+    assert array_.tolist() == np.arange(16).reshape(4, 4).tolist()
+
+
+@pytest.mark.parametrize(
+    ("target", "error"),
+    [
+        (b"0123456789abcdef", LayoutError),
+        (bytearray(15), LayoutError),
+        (np.zeros(32, "u1")[::2], LayoutError),
+        (np.zeros((4, 4), "u1").T[:, :3], LayoutError),
+        (object(), UsageError),
+    ],
+)
+def test_C22_buffers_that_cannot_be_written(rt: Runtime, target: Any, error: type[Exception]) -> None:
+    x = rt.create(bytes(16))
+    with rt.command() as cmd, pytest.raises(error):
+        cmd.write_to_cpu(x.descriptor(16), target)
+
+
+def test_C23_sizes_must_match_and_nothing_is_kept_of_a_failure(rt: Runtime, calls: Calls) -> None:
+    x = rt.create(bytes(16))
+    lane = rt._lanes.lane()
+    held = lane.drops.staged
+    calls.clear()
+    with rt.command() as cmd:
+        for descriptor, data in [
+            (x.descriptor(16), bytes(15)),
+            (x.descriptor(17), bytes(17)),
+            (x.descriptor(4, "i4"), bytes(4)),
+            (rt.buffer(4).descriptor(4), bytes(4)),
+        ]:
+            with pytest.raises((LayoutError, StorageHandleNotFound)):
+                cmd.write_to_gpu(descriptor, data)
+    assert lane.drops.staged == held
+    assert calls.of(*COPIES) == []
+
+
+def test_copies_inside_a_foreign_capture_are_refused(sim: SimDriver) -> None:
+    with Runtime() as rt:
+        stream = rt.stream(0)
+        x = rt.create(bytes(16), stream=stream)
+        sim.capture_begin(stream.handle, CaptureMode.THREAD_LOCAL)
+        for attempt in (
+            lambda: rt.read(x, stream=stream),
+            lambda: rt.create(bytes(4), stream=stream),
+            lambda: rt.empty(4, stream=stream),
+            lambda: rt.command(stream=stream).sync(),
+            lambda: rt.command(stream=stream).write_to_gpu(x.descriptor(16), bytes(16)),
+        ):
+            with pytest.raises(CaptureError):
+                attempt()
+        sim.graph_destroy(sim.capture_end(stream.handle))
+        assert bytes_of(rt, x) == bytes(16)
+
+
+# --- host memory ------------------------------------------------------------------------------------------------
+
+
+def test_C18_reserve_cpu_gives_exactly_what_was_asked(rt: Runtime) -> None:
+    with rt.command() as cmd:
+        for nbytes in (0, 1, 4096, 4097, 100_001):
+            buffer = cmd.reserve_cpu(nbytes)
+            assert (buffer.nbytes, buffer.dtype) == (nbytes, np.uint8)
+            assert buffer.pinned is (nbytes > 0)
+            buffer[:] = 1
+        for wrong in (-1, 1.5):
+            with pytest.raises(LayoutError):
+                cmd.reserve_cpu(wrong)  # type: ignore[arg-type]
+
+
+def test_host_buffers_are_arrays_without_a_copy(rt: Runtime) -> None:
+    result = rt.read(rt.create(np.arange(6, dtype="i4")), (2, 3), "i4").result()
+    assert isinstance(result, HostBuffer)
+    plain = np.asarray(result)
+    assert type(plain) is np.ndarray
+    assert np.shares_memory(plain, result)
+    assert memoryview(result).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert type(result + 1) is np.ndarray
+    assert result.sum() == 15
+    assert result[1].pinned
+    del result
+    assert plain.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_pinned_memory_comes_again(sim: SimDriver) -> None:
+    with Runtime() as rt:
+        x = rt.create(bytes(5000))
+        for _ in range(10):
+            rt.read(x).result()
+            rt.synchronize()
+            rt._lanes.lane().drops.drain()
+        assert sim.inventory()["host_alloc"] <= 3
+    assert sim.inventory()["host_alloc"] == 0
+
+
+@given(st.integers(1, 2**34))
+def test_capacities_waste_at_most_an_eighth(nbytes: int) -> None:
+    capacity = capacity_of(nbytes)
+    assert capacity >= nbytes
+    assert capacity_of(capacity) == capacity
+    if nbytes > 2**16:
+        assert capacity * 8 <= nbytes * 9
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_random_pitched_copies_are_exact(data: Any) -> None:
+    shape = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3), label="shape")
+    pad = data.draw(st.integers(0, 3), label="pad")
+    start = data.draw(st.integers(0, 5), label="start")
+    strides = [1]
+    for axis in range(len(shape) - 1, 0, -1):
+        step = strides[0] * shape[axis] + (pad if axis == len(shape) - 1 else 0)
+        strides.insert(0, step)
+    extent = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
+    memory = np.arange(start + extent + 3, dtype="u1")
+    driver = SimDriver(seed=data.draw(st.integers(0, 5)))
+    with Runtime(driver=driver) as rt:
+        x = rt.create(memory)
+        part = x.part(start)
+        fresh = np.full(shape, 200, "u1")
+        with rt.command() as cmd:
+            before = cmd.read_async(CopyDescriptor(part, tuple(shape), tuple(strides), 1, np.dtype("u1")))
+            cmd.write_to_gpu(CopyDescriptor(part, tuple(shape), tuple(strides), 1), fresh)
+            after = cmd.read_async(x.descriptor(memory.size))
+        view = np.lib.stride_tricks.as_strided(memory[start:], shape, strides)
+        np.testing.assert_array_equal(np.asarray(before.result()), view)
+        view[...] = 200
+        np.testing.assert_array_equal(np.asarray(after.result()), memory)
+        x.close()
+    driver.check()

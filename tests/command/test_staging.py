@@ -1,0 +1,134 @@
+"""Staging decisions and the drop queue, exactly (contracts C24, C26, C27)."""
+
+from __future__ import annotations
+
+import pytest
+from driver_calls import Calls
+
+from cuglue import Runtime
+from cuglue.command.staging import DROP_BYTES, DROP_COUNT, MIB, DropQueue, Source, staging
+from cuglue.driver.sim import SimDriver
+from cuglue.errors import DevicePoisoned, DriverError
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "source", "staged", "flush"),
+    [
+        (1, Source.FILE, True, True),
+        (200 * MIB, Source.FILE, True, True),
+        (1, Source.PINNED, False, False),
+        (10 * MIB, Source.PINNED, False, False),
+        (10 * MIB + 1, Source.PINNED, False, True),
+        (1, Source.OTHER, True, False),
+        (10 * MIB, Source.OTHER, True, False),
+        (10 * MIB + 1, Source.OTHER, True, True),
+        (100 * MIB - 1, Source.OTHER, True, True),
+        (100 * MIB, Source.OTHER, False, True),
+    ],
+)
+def test_C24_the_table(nbytes: int, source: Source, staged: bool, flush: bool) -> None:
+    assert staging(nbytes, source) == (staged, flush)
+
+
+@pytest.fixture
+def queue(rt: Runtime) -> DropQueue:
+    return DropQueue(rt.stream(0))
+
+
+def test_C26b_the_reference_trace(queue: DropQueue, calls: Calls) -> None:
+    def fences() -> tuple[int, int]:
+        counted = calls.count("event_record"), calls.count("event_synchronize")
+        calls.clear()
+        return counted
+
+    queue.push("a", 1)
+    calls.clear()
+    queue.flush()
+    assert (fences(), queue.pending, queue.staged) == ((1, 0), ("a",), ())
+    queue.push("b", 1)
+    queue.flush()
+    assert (fences(), queue.pending, queue.staged) == ((1, 1), ("b",), ())
+    queue.flush()
+    assert (fences(), queue.pending, queue.staged) == ((0, 1), (), ())
+    queue.flush()
+    assert fences() == (0, 0)
+
+
+def test_C26_n_flushes_wait_n_less_one_times(queue: DropQueue, calls: Calls) -> None:
+    for value in range(5):
+        queue.push(value, 1)
+        queue.flush()
+    assert (calls.count("event_record"), calls.count("event_synchronize")) == (5, 4)
+    assert queue.pending == (4,)
+
+
+def test_C26_an_idle_queue_makes_no_fence(queue: DropQueue, calls: Calls) -> None:
+    for _ in range(3):
+        queue.flush()
+    queue.drain()
+    assert calls.count("event_record") == calls.count("event_synchronize") == 0
+
+
+def test_C26_a_drain_holds_nothing(queue: DropQueue) -> None:
+    queue.push("a", 1)
+    queue.flush()
+    queue.push("b", 1)
+    queue.drain()
+    assert (queue.staged, queue.pending) == ((), ())
+
+
+def test_C26_when_a_flush_is_due(queue: DropQueue) -> None:
+    for _ in range(DROP_COUNT - 1):
+        queue.push(None, 0)
+    assert not queue.due
+    queue.push(None, 0)
+    assert queue.due
+    queue.flush()
+    assert not queue.due
+    queue.push(None, DROP_BYTES - 1)
+    assert not queue.due
+    queue.push(None, 2**40)
+    assert queue.due
+
+
+def test_C26_a_failing_fence_keeps_what_it_guards(queue: DropQueue, calls: Calls) -> None:
+    queue.push("a", 1)
+    queue.flush()
+    calls.fail_next("event_synchronize", lambda: DriverError("no", code=1, name="x", call="y"))
+    with pytest.raises(DriverError):
+        queue.flush()
+    assert queue.pending == ("a",)
+    queue.flush()
+    assert queue.pending == ()
+
+
+def test_C26_a_lost_device_uses_nothing_any_more(queue: DropQueue, calls: Calls) -> None:
+    queue.push("a", 1)
+    queue.flush()
+    calls.fail_next("event_synchronize", lambda: DevicePoisoned("lost", code=700, name="x", call="y"))
+    with pytest.raises(DevicePoisoned):
+        queue.flush()
+    assert queue.pending == ()
+
+
+def test_C26_pending_without_a_fence_gets_one(queue: DropQueue, calls: Calls) -> None:
+    queue.push("a", 1)
+    calls.fail_next("event_record", lambda: DriverError("no", code=1, name="x", call="y"))
+    with pytest.raises(DriverError):
+        queue.flush()
+    assert queue.pending + queue.staged == ("a",)
+    calls.clear()
+    queue.flush()
+    assert calls.count("event_record") == 1
+    assert queue.pending + queue.staged == ("a",) or calls.count("event_synchronize") == 1
+    queue.drain()
+    assert (queue.pending, queue.staged) == ((), ())
+
+
+def test_C26_work_lets_go_what_is_due(sim: SimDriver) -> None:
+    with Runtime() as rt:
+        x = rt.empty(16)
+        drops = rt._lanes.lane().drops
+        for _ in range(DROP_COUNT * 3):
+            rt.command().write_to_gpu(x.descriptor(16), bytes(16))
+        assert len(drops.staged) + len(drops.pending) <= 2 * DROP_COUNT
