@@ -466,6 +466,57 @@ def test_pumped_calls_have_a_time_limit_and_never_run_late(inline: GlContext) ->
     ops.close()
 
 
+def test_pumped_ops_meet_the_context_current_where_they_were_made() -> None:
+    ops = GlOps.pumped()
+    with headless() as context:
+        assert ops.call(current_context) == context.id
+        assert ops.context_id == context.id
+        with headless():
+            with pytest.raises(NoContextError, match="another OpenGL context"):
+                ops.call(pytest.fail)
+        context.make_current()
+        ops.close()
+
+
+def test_pumping_waits_for_a_first_call_and_a_call_for_a_late_pump(inline: GlContext) -> None:
+    ops = GlOps.pumped(time_limit=SECONDS)
+    timer = threading.Timer(0.1, ops.post, [int])
+    timer.start()
+    assert ops.pump(timeout=SECONDS) == 1
+    timer.join()
+    result: list[Any] = []
+    caller = threading.Thread(target=lambda: result.append(ops.call(int)))
+    caller.start()
+    time.sleep(2.5 * glops.ALIVE_CHECK_SECONDS)  # it has looked twice whether this thread still lives
+    assert ops.pump() == 1
+    caller.join(SECONDS)
+    assert result == [0]
+    ops.close()
+
+
+def test_pumped_ops_run_what_was_posted_when_closed_on_their_thread(
+    inline: GlContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    ran: list[Any] = []
+    ops, dropped = GlOps.pumped(), GlOps.pumped()
+    ops.post(lambda: ran.append(current_context()))
+    ops.close()
+    assert ran == [inline.id]
+    dropped.post(pytest.fail)
+    in_thread(dropped.close)
+    assert "queued GL work was dropped" in caplog.text
+
+
+def test_a_call_that_comes_as_pumped_ops_close_is_refused_at_once(
+    inline: GlContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(glops, "ALIVE_CHECK_SECONDS", 10 * SECONDS)
+    ops = GlOps.pumped(time_limit=10 * SECONDS)
+    ops.close()
+    monkeypatch.setattr(ops, "_check_alive", lambda: None)
+    assert isinstance(in_thread(lambda: ops.call(pytest.fail)), ClosedError)
+
+
 def test_a_pumped_call_that_has_started_is_waited_for(inline: GlContext) -> None:
     ops = GlOps.pumped(time_limit=0.2)
     result: list[Any] = []

@@ -324,16 +324,13 @@ class PumpedOps(GlOps):
         elif threading.current_thread() is not self._owner:
             raise self._wrong_thread("Pump on that thread")
         require_context(self._context_id)
-        count = 0
-        if timeout > 0:
-            try:
-                first = self._queue.get(timeout=timeout)
-            except queue.Empty:
-                return 0
-            count = 1
-            if first is not None:
-                first.run()
-        return count + drain(self._queue, run)
+        try:
+            first = self._queue.get(timeout=timeout)
+        except queue.Empty:
+            return 0
+        if first is not None:
+            first.run()
+        return 1 + drain(self._queue, run)
 
     def close(self) -> None:
         here = self.alive and threading.current_thread() is self._owner
