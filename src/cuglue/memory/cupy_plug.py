@@ -110,7 +110,6 @@ def make_malloc(
     capabilities = state.capabilities
     streams, retire = state.streams, state.retire
     forgotten = retire.forgotten
-    stream_current = driver.stream_current
     several_devices = not capabilities.simulated and driver.device_count() > 1
     empty = UnownedMemory(0, 0, None, device)
 
@@ -124,7 +123,7 @@ def make_malloc(
         if several_devices and runtime.getDevice() != device:
             raise _wrong_device(resource, runtime.getDevice())
         # The current stream, matched to its record without the questions that as_stream asks.
-        current = stream_current(device)
+        current = driver.stream_current(device)
         try:
             found = streams.get(current.ptr)
         except AttributeError:

@@ -234,7 +234,8 @@ class SourceResource(LayeredResource, Owned):
             stream: Stream = block.stream
             if (stream.owner is not None and stream.thread is None) or stream.nameable():
                 if block.reads is not None or block.write_stream is not stream:
-                    block.join_uses(stream)
+                    with self._state.ordering:
+                        block.join_uses(stream)
             else:  # gone, or of another thread: its handle must not be touched
                 stream = refuge(self._state)
                 stream.join_context()

@@ -31,7 +31,7 @@ class AsyncCudaResource(SourceResource):
         """Make the resource; calls no driver. See :class:`DirectCudaResource` for the arguments."""
         super().__init__(device, device_ordinal, check=check)
         self._retired: deque[Any] = deque()  # blocks given back that the device may still have
-        self._tickets = Tickets()
+        self._tickets: Tickets | None = None  # made at the first use that is told
 
     # --- accounting ---------------------------------------------------------------------------------------------
     # Counted when asked for: a counter would need a lock on every allocation, a deque's append needs none.
@@ -84,7 +84,7 @@ class AsyncCudaResource(SourceResource):
 
     def _deallocate(self, block: Any) -> None:
         stream = self._release(block)
-        if self._tickets.some:
+        if self._tickets is not None:
             self._tickets.forget(block)
         block.state = _RETIRED
         block.reads = None
@@ -153,22 +153,29 @@ class AsyncCudaResource(SourceResource):
     def prepare_block_use(self, block_id: BlockId, stream: object, access: Access) -> None:
         """Inherited. Another thread's conflicting use of the block, prepared but not finished, is waited for."""
         user, block = self._used(block_id, stream, "prepare_block_use")
-        self._tickets.open(block, user, Access(access))
+        self._uses.open(block, user, Access(access))
 
     def finish_block_use(self, block_id: BlockId, stream: object, access: Access) -> None:
         """Inherited. A write that was not prepared keeps the uses before it: a free still waits for them."""
         user, block = self._used(block_id, stream, "finish_block_use")
-        self._tickets.close(block, user, Access(access))
+        self._uses.close(block, user, Access(access))
 
     def cancel_block_use(self, block_id: BlockId, stream: object, access: Access) -> None:
         """Inherited."""
         user, block = self._used(block_id, stream, "cancel_block_use")
-        self._tickets.cancel(block, user, Access(access))
+        self._uses.cancel(block, user, Access(access))
 
     def record_block_use(self, block: Any, stream: object) -> None:
         """Inherited."""
         user, found = self._used(block.id, stream, "record_block_use")
-        self._tickets.note(found, user)
+        self._uses.note(found, user)
+
+    @property
+    def _uses(self) -> Tickets:
+        with self._state.ordering:
+            if self._tickets is None:
+                self._tickets = Tickets(self._state.ordering)
+            return self._tickets
 
     def _used(self, block_id: BlockId, stream: object, call: str) -> tuple[Stream, BlockLife]:
         if not isinstance(block_id, BlockId):

@@ -33,10 +33,14 @@ class Ticket(NamedTuple):
 
 
 class Tickets:
-    """Tickets of the blocks of one resource; also the lock around their uses."""
+    """Tickets of the blocks of one resource.
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition(threading.RLock())
+    Args:
+        ordering: the device's lock for ordering, so that commands and these calls do not interleave.
+    """
+
+    def __init__(self, ordering: threading.RLock) -> None:
+        self._changed = threading.Condition(ordering)
         self._open: dict[int, list[Ticket]] = {}  # by generation
 
     def open(self, block: BlockLife, stream: Stream, access: Access) -> None:
@@ -83,16 +87,12 @@ class Tickets:
             self._take(block, stream, access)
             self._changed.notify_all()
 
-    @property
-    def some(self) -> bool:
-        """Whether any block is in preparation."""
-        return bool(self._open)
-
     def forget(self, block: BlockLife) -> None:
         """The block is gone."""
-        with self._changed:
-            self._open.pop(block.generation, None)
-            self._changed.notify_all()
+        if block.generation in self._open:
+            with self._changed:
+                self._open.pop(block.generation, None)
+                self._changed.notify_all()
 
     def _take(self, block: BlockLife, stream: Stream, access: Access) -> Ticket | None:
         tickets = self._open.get(block.generation, [])
