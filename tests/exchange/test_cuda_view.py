@@ -12,7 +12,6 @@ import time
 import numpy as np
 import pytest
 from block_views import block_view, new_stream, numbers
-from cuda_kernels import Latch
 from source_tree import ROOT
 
 import cuglue
@@ -22,6 +21,7 @@ from cuglue.errors import UnsupportedError
 from cuglue.exchange import ArrayView
 from cuglue.exchange.dtypes import NARROW
 from cuglue.layout import Layout
+from cuglue.testing import Latch
 from cuglue.testing.dlpack_reader import IS_COPIED, READ_ONLY, consume, read
 from cuglue.testing.view_suite import ViewSuite
 
@@ -148,7 +148,7 @@ def test_cupy_does_not_block_on_the_array_interface_of_the_same_stream():
 def held_view(view):
     """Work on the home stream of ``view`` that holds until released; the block knows of it."""
     owner = view.export_owner
-    latch = Latch(cuglue.current_driver(), owner.stream.handle)
+    latch = Latch(owner.stream)
     owner.block.finish(owner.stream, cuglue.Access.WRITE)
     return latch
 
@@ -308,6 +308,7 @@ import cupy, cuglue
 from cuglue.core.block import Block
 from cuglue.exchange import ArrayView, BlockOwner
 from cuglue.layout import Layout
+from cuglue.testing import Latch
 driver = cuglue.current_driver()
 stream = cuglue.as_stream(cupy.cuda.Stream(non_blocking=True))
 ptr = driver.malloc(64, 0)
