@@ -1,4 +1,4 @@
-"""For tests of cuglue and of what is built on it: contract suites to inherit, and a look into DLPack capsules.
+"""For tests of cuglue and of what is built on it: contract suites to inherit, and tools in front of a driver.
 
 Names are loaded at first use. Nothing here is imported by the library itself.
 """
@@ -10,15 +10,24 @@ from typing import Any
 
 #: Public name -> module that defines it.
 _WHERE = {
+    "DriverSuite": "driver_suite",
+    "HandleSuite": "handle_suite",
+    "Latch": "latch",
     "SweepReport": "fault_sweep",
     "ViewSuite": "view_suite",
     "sweep": "fault_sweep",
+    "trace": "tracing",
 }
 
-__all__ = ["SweepReport", "ViewSuite", "sweep"]
+#: Public modules.
+_MODULES = ("faults",)
+
+__all__ = ["DriverSuite", "HandleSuite", "Latch", "SweepReport", "ViewSuite", "faults", "sweep", "trace"]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'cuglue.testing' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)

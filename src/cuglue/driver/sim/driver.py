@@ -9,6 +9,7 @@ import uuid
 from typing import Any
 
 from ..protocol import Capabilities, MemoryType
+from .external_calls import ExternalCalls
 from .fakes import FakeGraphics
 from .gl import OpenGL
 from .graph_calls import GraphCalls
@@ -18,9 +19,10 @@ from .queues import Handles
 from .state import driver_call
 from .stream_calls import StreamCalls
 from .streams import CurrentStreams, SimStream, StreamChoice
+from .virtual_calls import VirtualCalls
 
 
-class SimDriver(GraphicsCalls, StreamCalls, GraphCalls):
+class SimDriver(GraphicsCalls, ExternalCalls, VirtualCalls, StreamCalls, GraphCalls):
     """A driver without a device: real memory, deferred work, and an oracle that judges its order.
 
     Nothing runs before a wait (``stream_synchronize``, ``event_synchronize``, ``device_synchronize``, a blocking
@@ -51,6 +53,11 @@ class SimDriver(GraphicsCalls, StreamCalls, GraphCalls):
         self._resources = Handles(0xA000_0000, 16)
         self._graphs = Handles(0xB000_0000, 16)
         self._executables = Handles(0xC000_0000, 16)
+        self._externals = Handles(0xD000_0000, 16)
+        self._mipmapped = Handles(0xD800_0000, 16)
+        self._semaphores = Handles(0xE000_0000, 16)
+        self._physical = Handles(0xF000_0000, 16)
+        self._buffers, self._win32, self._reserved, self._placed = {}, {}, {}, {}
         self._gl = OpenGL()
         self._d3d11 = FakeGraphics()
 
@@ -126,5 +133,12 @@ class SimDriver(GraphicsCalls, StreamCalls, GraphCalls):
                 "surfaces": sum(not o.texture for o in self._objects.values()),
                 "textures": sum(o.texture for o in self._objects.values()),
                 "resources": len(self._resources),
+                "external": len(self._externals),
+                "external_buffers": len(self._buffers),
+                "external_arrays": len(self._mipmapped),
+                "semaphores": len(self._semaphores),
+                "vmm": len(self._physical),
+                "vmm_reserved": len(self._reserved),
+                "vmm_mapped": len(self._placed),
                 "mapped": sum(bool(r.mapped) for r in self._resources.values()),
             }

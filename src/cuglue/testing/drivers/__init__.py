@@ -1,0 +1,1 @@
+"""The parts of :class:`cuglue.testing.DriverSuite`."""
