@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from driver_calls import Calls
+from driver_calls import Calls, recorded
 
 import cuglue
 from cuglue.driver.sim import SimDriver
@@ -40,5 +40,5 @@ def rt(driver: Any) -> Iterator[cuglue.Runtime]:
 @pytest.fixture
 def calls(driver: Any) -> Iterator[Calls]:
     """What the driver is asked from now on."""
-    with Calls(driver) as recorded:
-        yield recorded
+    with recorded(driver) as made:
+        yield made

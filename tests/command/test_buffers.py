@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from driver_calls import Calls
+from driver_calls import recorded
 from sample_kernels import INCREMENT
 
 from cuglue import Buffer, DirectCudaResource, In, InOut, Runtime
@@ -138,7 +138,7 @@ def test_C7_memory_lives_while_anything_refers_to_it(sim: SimDriver) -> None:
 
 
 def test_C7_dropping_the_last_one_frees_in_stream_order(sim: SimDriver) -> None:
-    with Runtime() as rt, Calls(sim) as calls:
+    with Runtime() as rt, recorded(sim) as calls:
         stream = rt.stream(1)
         x = rt.create(np.zeros(64, "i4"), stream=stream)
         rt.launch(INCREMENT, 1, 64, InOut(x), 64, 1, stream=rt.stream(2))
@@ -164,7 +164,7 @@ def test_closing_twice_and_using_afterwards(rt: Runtime) -> None:
 
 
 def test_finalisers_call_no_driver(sim: SimDriver) -> None:
-    with Runtime() as rt, Calls(sim) as calls:
+    with Runtime() as rt, recorded(sim) as calls:
         x = rt.empty(64)
         cycle: list[Any] = [x]
         cycle.append(cycle)
@@ -197,7 +197,7 @@ def test_a_free_while_the_home_stream_captures_waits_for_its_end(sim: SimDriver)
         x = rt.create(bytes(64), stream=stream)
         rt.synchronize()
         sim.capture_begin(stream.handle, CaptureMode.THREAD_LOCAL)
-        with Calls(sim) as calls:
+        with recorded(sim) as calls:
             x.close()
             assert calls.count("free_async") == 0
         graph = sim.capture_end(stream.handle)

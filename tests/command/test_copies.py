@@ -27,6 +27,7 @@ from cuglue.errors import (
     StorageHandleNotFound,
     UsageError,
 )
+from cuglue.testing.faults import fail
 
 COPIES = ("copy_async", "copy_2d_async")
 
@@ -189,16 +190,13 @@ def test_C21_an_error_at_the_kth_copy_waits_for_the_copies_before_it(
     assert [list(rt.read(b, dtype="i4").result()) for b in buffers] == [[i] * 4 for i in range(3)]
 
 
-def test_C21_a_failing_fence_wins_over_the_failing_copy(rt: Runtime, calls: Calls) -> None:
+@pytest.mark.parametrize(("code", "error"), [(700, DevicePoisoned), (1, DriverError)])
+def test_C21_a_failing_fence_wins_over_the_failing_copy(
+    rt: Runtime, driver: Any, code: int, error: type[Exception]
+) -> None:
     x = rt.create(bytes(64))
-    for error in (
-        DevicePoisoned("lost", code=700, name="x", call="y"),
-        DriverError("fence", code=1, name="x", call="y"),
-    ):
-        calls.fail_next("stream_synchronize", lambda error=error: error)  # type: ignore[misc]
-        with rt.command() as cmd, pytest.raises(DriverError) as caught:
-            cmd.read_async([x.descriptor(64), CopyDescriptor(x, (2, 2), (1, 1), 1)])
-        assert caught.value is error
+    with rt.command() as cmd, fail("stream_synchronize", code=code, driver=driver), pytest.raises(error):
+        cmd.read_async([x.descriptor(64), CopyDescriptor(x, (2, 2), (1, 1), 1)])
 
 
 def test_reads_are_refused_where_they_do_not_fit(rt: Runtime, calls: Calls) -> None:
@@ -255,27 +253,18 @@ def test_what_is_no_data(rt: Runtime) -> None:
 
 
 def test_C25_a_failing_copy_releases_the_allocation(sim: SimDriver) -> None:
-    with Runtime() as rt, Calls(sim) as calls:
-        calls.fail_next("copy_async", lambda: DriverError("refused", code=1, name="x", call="y"))
-        with pytest.raises(DriverError, match="refused"):
+    with Runtime() as rt:
+        with fail("copy_async"), pytest.raises(DriverError, match="made to fail"):
             rt.create(bytes(64))
         assert rt.resource.bytes_outstanding == 0
         assert bytes_of(rt, rt.create(b"again")) == b"again"
 
 
 def test_C25_without_pinned_memory_the_heap_serves(sim: SimDriver) -> None:
-    from cuglue.errors import OutOfMemory
-
-    with Runtime() as rt, Calls(sim) as calls:
-
-        def none(*args: Any) -> int:
-            raise OutOfMemory("pinned", requested=1, in_use=1)
-
-        sim.host_alloc = none  # type: ignore[method-assign]
+    with Runtime() as rt, fail("host_alloc", persistent=True):
         x = rt.create(b"abcd")
         result = rt.read(x).result()
         assert (bytes(result), result.pinned) == (b"abcd", False)
-        del calls
 
 
 def test_C23_data_may_change_right_after_a_write(rt: Runtime) -> None:

@@ -15,19 +15,7 @@ from sample_kernels import INCREMENT
 from cuglue import Future, InOut, Kernel, Out, Runtime
 from cuglue.driver.sim import SimDriver
 from cuglue.errors import DevicePoisoned, DriverError
-
-
-class Gate:
-    """Holds a stream until it is opened: a semaphore that nobody has signalled yet, on either driver."""
-
-    def __init__(self, rt: Runtime, stream: Any) -> None:
-        from cuglue.testing import Latch
-
-        self.latch = Latch(stream)
-        del rt
-
-    def open(self) -> None:
-        self.latch.release()
+from cuglue.testing import Latch
 
 
 def test_a_result_can_be_asked_again_and_from_any_thread(rt: Runtime) -> None:
@@ -234,12 +222,30 @@ def test_a_read_waits_for_its_copy_alone() -> None:
         stream = rt.stream(1)
         x = rt.create(b"abcd", stream=stream)
         future = rt.read(x, stream=stream)
-        gate = Gate(rt, stream)
-        later = rt.read(x, stream=stream)
-        seen = threading.Event()
-        future.add_done_callback(lambda _: seen.set())
-        assert bytes(future.result(timeout=10)) == b"abcd"
-        assert seen.wait(10)
-        assert not later.done()
-        gate.open()
+        with Latch(stream):
+            later = rt.read(x, stream=stream)
+            seen = threading.Event()
+            future.add_done_callback(lambda _: seen.set())
+            assert bytes(future.result(timeout=10)) == b"abcd"
+            assert seen.wait(10)
+            assert not later.done()
         assert bytes(later.result()) == b"abcd"
+
+
+@pytest.mark.gpu
+def test_read_async_returns_while_a_latch_holds_the_stream() -> None:
+    """Future dropped, memory given back, allocated again and overwritten, then the latch opens: nothing is hurt."""
+    with Runtime(driver="cuda") as rt:
+        stream = rt.stream(1)
+        x = rt.create(np.full(1024, 7, "u1"), stream=stream)
+        kept = rt.read(x, stream=stream)
+        with Latch(stream):
+            start = time.monotonic()
+            wanted = rt.read(x, stream=stream)
+            rt.read(x, stream=stream)  # dropped
+            x.close()
+            others = [rt.create(np.full(1024, value, "u1"), stream=stream) for value in range(8)]
+            assert time.monotonic() - start < 5
+            assert not wanted.done()
+        assert set(kept.result()) == set(wanted.result()) == {7}
+        assert [set(rt.read(o).result()) for o in others] == [{value} for value in range(8)]

@@ -152,7 +152,7 @@ def test_arguments_that_do_not_fit(
     [(-1, 1), (1, (1, 2, 3, 4)), ((), 1), (1.0, 1), ("4", 1), (1, None), ((1, 1.5), 1)],
 )
 def test_grids_and_blocks_that_are_none(rt: Runtime, x: Any, y: Any, grid: Any, block: Any) -> None:
-    with pytest.raises(LaunchError, match="grid|block"):
+    with pytest.raises(LaunchError, match=r"grid|block"):
         rt.launch(SAXPY, grid, block, In(x), Out(y), 2.0, N)
 
 

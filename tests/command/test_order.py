@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
-from driver_calls import Calls
+from driver_calls import Calls, recorded
 from sample_kernels import INCREMENT, SAXPY
 
 from cuglue import Command, In, InOut, Out, Runtime
 from cuglue.command.kernels import KernelContext
 from cuglue.driver.protocol import Access, CaptureMode
 from cuglue.driver.sim import SimDriver
-from cuglue.errors import ArgumentError, CaptureError, ClosedError, UsageError, WrongThreadError
+from cuglue.errors import ArgumentError, CaptureError, ClosedError, DriverError, UsageError, WrongThreadError
+from cuglue.testing.faults import fail
 
 ORDERING = ("event_record", "stream_wait_event")
 N = 64
@@ -186,8 +188,6 @@ def test_commands_take_only_declarations(rt: Runtime) -> None:
 
 
 def test_C3_single_use_bound_to_its_thread_and_invalid_afterwards(rt: Runtime) -> None:
-    import threading
-
     cmd = rt.command()
     caught: list[BaseException] = []
 
@@ -253,7 +253,7 @@ def test_C3_no_foreign_binding_while_either_stream_captures(sim: SimDriver) -> N
         ours, theirs = rt.stream(1), rt.stream(2)
         x = rt.create(np.zeros(N, "i4"), stream=theirs)
         for capturing in (ours, theirs):
-            with Calls(sim) as calls:
+            with recorded(sim) as calls:
                 sim.capture_begin(capturing.handle, CaptureMode.THREAD_LOCAL)
                 with pytest.raises(CaptureError, match="captures"):
                     rt.command(In(x), stream=ours)
@@ -262,16 +262,13 @@ def test_C3_no_foreign_binding_while_either_stream_captures(sim: SimDriver) -> N
         rt.command(In(x), stream=ours)
 
 
-def test_a_failing_wait_leaves_the_blocks_as_they_were(rt: Runtime, calls: Calls) -> None:
-    from cuglue.errors import DriverError
-
+@pytest.mark.parametrize("method", ORDERING)
+def test_a_failing_wait_leaves_the_blocks_as_they_were(rt: Runtime, driver: Any, method: str) -> None:
     x = rt.create(np.zeros(N, "i4"), stream=rt.stream(1))
     before = list(x.block.uses())
-    for method in ("event_record", "stream_wait_event"):
-        calls.fail_next(method, lambda: DriverError("refused", code=1, name="x", call="y"))
-        with pytest.raises(DriverError, match="refused"):
-            rt.launch(INCREMENT, 1, N, InOut(x), N, 1, stream=rt.stream(2))
-        assert list(x.block.uses()) == before
+    with fail(method, driver=driver), pytest.raises(DriverError, match="made to fail"):
+        rt.launch(INCREMENT, 1, N, InOut(x), N, 1, stream=rt.stream(2))
+    assert list(x.block.uses()) == before
     rt.launch(INCREMENT, 1, N, InOut(x), N, 1, stream=rt.stream(2))
     assert set(rt.read(x, dtype="i4").result()) == {1}
 

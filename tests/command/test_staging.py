@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from driver_calls import Calls
 
@@ -9,6 +11,7 @@ from cuglue import Runtime
 from cuglue.command.staging import DROP_BYTES, DROP_COUNT, MIB, DropQueue, Source, staging
 from cuglue.driver.sim import SimDriver
 from cuglue.errors import DevicePoisoned, DriverError
+from cuglue.testing.faults import fail
 
 
 @pytest.mark.parametrize(
@@ -91,30 +94,27 @@ def test_C26_when_a_flush_is_due(queue: DropQueue) -> None:
     assert queue.due
 
 
-def test_C26_a_failing_fence_keeps_what_it_guards(queue: DropQueue, calls: Calls) -> None:
+def test_C26_a_failing_fence_keeps_what_it_guards(queue: DropQueue, driver: Any) -> None:
     queue.push("a", 1)
     queue.flush()
-    calls.fail_next("event_synchronize", lambda: DriverError("no", code=1, name="x", call="y"))
-    with pytest.raises(DriverError):
+    with fail("event_synchronize", driver=driver), pytest.raises(DriverError):
         queue.flush()
     assert queue.pending == ("a",)
     queue.flush()
     assert queue.pending == ()
 
 
-def test_C26_a_lost_device_uses_nothing_any_more(queue: DropQueue, calls: Calls) -> None:
+def test_C26_a_lost_device_uses_nothing_any_more(queue: DropQueue, driver: Any) -> None:
     queue.push("a", 1)
     queue.flush()
-    calls.fail_next("event_synchronize", lambda: DevicePoisoned("lost", code=700, name="x", call="y"))
-    with pytest.raises(DevicePoisoned):
+    with fail("event_synchronize", code=700, driver=driver), pytest.raises(DevicePoisoned):
         queue.flush()
     assert queue.pending == ()
 
 
-def test_C26_pending_without_a_fence_gets_one(queue: DropQueue, calls: Calls) -> None:
+def test_C26_pending_without_a_fence_gets_one(queue: DropQueue, driver: Any, calls: Calls) -> None:
     queue.push("a", 1)
-    calls.fail_next("event_record", lambda: DriverError("no", code=1, name="x", call="y"))
-    with pytest.raises(DriverError):
+    with fail("event_record", driver=driver), pytest.raises(DriverError):
         queue.flush()
     assert queue.pending + queue.staged == ("a",)
     calls.clear()

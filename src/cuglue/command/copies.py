@@ -125,10 +125,10 @@ def read_async(
             buffers.append(buffer)
             if buffer.nbytes:
                 _download(lane, descriptor, buffer)
+        event = lane.stream.record()
     except CuglueError:
         _wait_for_copies(lane, buffers)
         raise
-    event = lane.stream.record()
     for buffer in buffers:
         lane.drops.push(buffer, buffer.nbytes)
     lane.settle()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -61,7 +62,7 @@ class PinnedMemory:
         return {"data": (self.ptr, False), "shape": (self.nbytes,), "typestr": "|u1", "version": 3}
 
     def __del__(self) -> None:
-        self.pool.returned.append((self.capacity, self.ptr))  # in a finaliser: nothing but this
+        self.pool.give(self.capacity, self.ptr)
 
 
 class HostPool:
@@ -117,6 +118,13 @@ class HostPool:
         except CuglueError:
             return 0  # ordinary memory does it too, only slower
 
+    def give(self, capacity: int, ptr: int) -> None:
+        """Take pinned memory back. Called by finalisers: only appends."""
+        if self._closed:
+            self._state.retire.forget(partial(self._state.driver.host_free, ptr))
+        else:
+            self.returned.append((capacity, ptr))
+
     def _collect(self) -> None:
         """Take back what finalisers left (lock held)."""
         while self.returned:
@@ -138,6 +146,11 @@ class HostPool:
                     self._idle_bytes -= capacity
         for ptr in gone:
             self._state.driver.host_free(ptr)
+
+    def close(self) -> None:
+        """Free idle memory; what is in use is freed when it is dropped. May block in the driver."""
+        self._closed = True
+        self.trim()
 
     @property
     def idle_bytes(self) -> int:

@@ -226,13 +226,13 @@ class Lanes:
             return ResolvedStreams(self, current, tuple(declared), current.cursor)
 
     def close(self) -> None:
-        """Let everything go. Blocks the host until it may go; on a device that is lost, nothing needs to be waited for."""
+        """Let everything go. Blocks the host until it may go; a device that is lost is not waited for."""
         for lane in self.all():
             unless_lost(lane.drops.drain)
         self._lanes.clear()
         self._own.clear()
         unless_lost(lambda: self._state.retire.drain(block=True))
-        unless_lost(self.host.trim)
+        unless_lost(self.host.close)
 
 
 def unless_lost(action: Callable[[], object]) -> None:
