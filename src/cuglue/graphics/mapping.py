@@ -211,6 +211,16 @@ class CudaMap(Exporter):
             return None
         return self.stream.handle or 1
 
+    @property
+    def consumers(self) -> tuple[Stream, ...]:
+        """Streams that the memory may be used on without telling: the map's own, and those exports were made for."""
+        return tuple(self._consumers)
+
+    @property
+    def cai_read(self) -> bool:
+        """Whether somebody may use the memory on streams that nobody named."""
+        return self._cai_read
+
     def note_cai_reader(self) -> None:
         """The CUDA array interface was read; only sets a mark."""
         self._cai_read = True
