@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cached_property
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ..core.block import BlockId, BlockLife
@@ -191,7 +192,9 @@ class DeviceMemoryResource(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

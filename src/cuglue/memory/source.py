@@ -51,7 +51,7 @@ def _disown() -> None:
 os.register_at_fork(after_in_child=_disown)
 
 
-class SourceResource(LayeredResource, Owned):
+class SourceResource(Owned, LayeredResource):
     """A resource that allocates from a driver, block by block."""
 
     _ordered = True  # new memory is there after an operation of its stream; False: at once, for everybody
