@@ -1,8 +1,8 @@
 """Kernel arguments as CUDA reads them: an array of addresses, one a parameter.
 
 Owns the bytes of arguments while a launch reads them, and the check that they fit the kernel. Must not know how a
-kernel is launched. CuPy wraps each argument in an object of its own at each launch; here one call packs them all, into
-buffers that are kept (a fifth of a launch's cost).
+kernel is launched. CuPy wraps each argument in an object of its own at each launch and never compares it with the
+parameter; here one call packs them all, into buffers that are kept.
 """
 
 from __future__ import annotations
