@@ -26,7 +26,8 @@ from .gldevice import device_of_context
 from .globjects import RENDERBUFFER, TEXTURE_2D, describe_buffer, describe_image, target_name
 from .glops import CudaGlOps, GlOps
 from .handle import CudaHandle
-from .images import GlImage
+from .image_copy import image_copier
+from .images import TEXTURE_3D, GlImage
 from .life import Life
 from .registration import Registration
 
@@ -223,23 +224,22 @@ def _open_image(
     state = device_of_context(driver, device, what)
 
     def make() -> Backing:
+        if state.capabilities.surfaces:  # first, so that nothing after the registration can fail
+            depth = info.depth if target == TEXTURE_3D else 0
+            image_copier(state).prepare(info.width * found.texel_bytes, depth)
         resource, surfaces = _register_image(driver, name, target, state)
-        try:
-            return GlImage(
-                Registration(state, ops, resource),
-                memory or default_memory(state),
-                target=target,
-                info=info,
-                format=format,
-                layout=layout,
-                planes=planes,
-                surfaces=surfaces,
-                describe=lambda level: describe_image(name, target, level),
-                what=what,
-            )
-        except BaseException:
-            driver.graphics_unregister(resource)
-            raise
+        return GlImage(
+            Registration(state, ops, resource),
+            memory or default_memory(state),
+            target=target,
+            info=info,
+            format=format,
+            layout=layout,
+            planes=planes,
+            surfaces=surfaces,
+            describe=lambda level: describe_image(name, target, level),
+            what=what,
+        )
 
     return _shared(state, ops, ("image", name, target, carried, memory and id(memory)), info, make)
 

@@ -24,6 +24,7 @@ from ..errors import (
     UnsupportedError,
     UsageError,
 )
+from ..exchange.tokens import call_site
 from ..formats import Format
 from ..lifecycle import Owned
 from .backings import ForeignBuffer, Part
@@ -49,7 +50,8 @@ class CudaHandle(Owned):
         self._life = life
         self._no_runtime = no_runtime
         self._closed = False
-        self._own(depth=3)
+        self._own()
+        self._created_at = "{}:{}".format(*call_site())  # the caller's line, not ours
 
     @classmethod
     def from_gl(

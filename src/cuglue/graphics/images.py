@@ -83,7 +83,6 @@ class ImageBacking(OpaqueBacking):
         state: the device.
         memory: where linear buffers come from.
         layout: shape and element type of the base part.
-        row_bytes: bytes of one row of its texels.
         surfaces: whether surface objects of the array are allowed.
         depth: slices of a 3-D image, else 0.
     """
@@ -94,7 +93,6 @@ class ImageBacking(OpaqueBacking):
         memory: DeviceMemoryResource,
         layout: Layout,
         *,
-        row_bytes: int,
         surfaces: bool,
         depth: int = 0,
     ) -> None:
@@ -106,8 +104,6 @@ class ImageBacking(OpaqueBacking):
         self._spare: Linear | None = None
         self._copier = image_copier(state)
         self.copy_path = choose_path(self.size, surfaces=surfaces, depth=depth)
-        if surfaces:
-            self._copier.prepare(row_bytes, depth)
 
     # --- what a concrete image adds ------------------------------------------------------------------------------
     @abstractmethod
@@ -130,7 +126,7 @@ class ImageBacking(OpaqueBacking):
     def open(self, part: Part, stream: Stream, load: bool) -> Share:
         """Inherited."""
         self.acquire(stream)
-        image = None
+        image = linear = None
         try:
             array, info, slice_, layout = self.array(part)
             image = Image(self.state, array, info, slice_=slice_, surfaces=self._surfaces)
@@ -148,6 +144,7 @@ class ImageBacking(OpaqueBacking):
             else:
                 share.block.prepare(stream, Access.READ_WRITE)
         except BaseException as error:
+            self._keep(linear)
             if image is not None:
                 image.retire(stream)
             self.release(stream, error)
@@ -183,8 +180,7 @@ class ImageBacking(OpaqueBacking):
         if copied.image is not None:
             copied.image.retire(stream)
             copied.image = None
-        if self._spare is None:
-            self._spare = copied.linear
+        self._keep(copied.linear)
 
     def drop_linear(self) -> None:
         """Let the linear buffer go; exports that are alive keep it."""
@@ -193,6 +189,11 @@ class ImageBacking(OpaqueBacking):
     @abstractmethod
     def _uses(self) -> Block:
         """The record that :meth:`acquire` gave."""
+
+    def _keep(self, linear: Linear | None) -> None:
+        """Hold a linear buffer ready for the next map; one is enough."""
+        if self._spare is None:
+            self._spare = linear
 
     def _take(self, nbytes: int, stream: Stream) -> Linear:
         """The handle's linear buffer if it is free, alive and large enough; else a new one."""
@@ -257,10 +258,7 @@ class GlImage(ImageBacking, GlBacking):
         self._planes = planes
         self._what = what
         depth = info.depth if self._volume else 0
-        row_bytes = info.width * format.texel_bytes
-        super().__init__(
-            registration.state, memory, layout, row_bytes=row_bytes, surfaces=surfaces, depth=depth
-        )
+        super().__init__(registration.state, memory, layout, surfaces=surfaces, depth=depth)
 
     def check(self, part: Part) -> None:
         """Inherited. The driver itself would map the old storage of an image that was resized or deleted."""

@@ -13,7 +13,7 @@ import threading
 
 from ..core.stream import Stream
 from ..driver.protocol import Access
-from ..errors import ClosedError, CuglueError, MapConflictError, PublishError
+from ..errors import CaptureError, ClosedError, CuglueError, MapConflictError, PublishError
 from ..lifecycle import HANDLE, HandleState, step
 from .backings import Backing, OpaqueBacking, Part, Share
 from .mapping import CudaMap, unannounced_readers
@@ -137,6 +137,8 @@ class Life:
             if publish and m.writable and not m.published and isinstance(backing, OpaqueBacking):
                 try:
                     backing.publish(share, stream)
+                except CaptureError:
+                    raise  # nothing was tried
                 except CuglueError as error:
                     m.advance("fail")
                     raise PublishError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..core.block import Block
 from ..core.device import DeviceState
-from ..core.stream import Stream
+from ..core.stream import Stream, as_stream
 from ..driver.protocol import Access
 from ..errors import CuglueError
 from .glops import GlOps
@@ -23,7 +23,7 @@ class Registration:
             mapping streams: that is done by these.
     """
 
-    __slots__ = ("_users", "handle", "ops", "state", "uses")
+    __slots__ = ("_mapped", "_users", "handle", "ops", "state", "uses")
 
     def __init__(self, state: DeviceState, ops: GlOps, handle: int) -> None:
         self.state = state
@@ -31,10 +31,11 @@ class Registration:
         self.handle = handle
         self.uses: Block | None = None
         self._users = 0
+        self._mapped = False  # without users too, where an unmap failed
 
     @property
     def mapped(self) -> bool:
-        """Whether CUDA has the object now."""
+        """Whether somebody has the object mapped."""
         return self._users > 0
 
     def map(self, stream: Stream) -> Block:
@@ -45,29 +46,47 @@ class Registration:
         if self._users:
             uses.prepare(stream, Access.READ)
         else:
+            self._give_back(stream)
             uses.prepare(stream, Access.READ_WRITE)
             self.state.driver.graphics_map((self.handle,), stream.handle)
+            self._mapped = True
             uses.finish(stream, Access.WRITE)
         self._users += 1
         return uses
 
     def unmap(self, stream: Stream) -> None:
         """Undo one :meth:`map`; the last one hands the object back after all its uses."""
-        assert self.uses is not None, "unmap without map"
         if self._users == 1:
-            self.uses.prepare(stream, Access.READ_WRITE)
-            self.state.driver.graphics_unmap((self.handle,), stream.handle)
-            self.uses.finish(stream, Access.WRITE)
+            self._give_back(stream)
         self._users -= 1
 
     def undo_map(self, stream: Stream, error: BaseException) -> None:
-        """:meth:`unmap` because something after the mapping failed with ``error``."""
-        try:
-            self.unmap(stream)
-        except CuglueError as second:
-            self._users -= 1
-            error.add_note(f"giving the object back failed too: {second}")
+        """:meth:`unmap` because something after the mapping failed with ``error``.
+
+        If that fails too, the next :meth:`map` or :meth:`unregister` hands the object back first.
+        """
+        self._users -= 1
+        if not self._users:
+            try:
+                self._give_back(stream)
+            except CuglueError as second:
+                error.add_note(f"giving the object back failed too: {second}")
 
     def unregister(self) -> None:
         """End the registration."""
+        if self._mapped:
+            assert self.uses is not None, "mapped, and never used"
+            last = self.uses.write_stream
+            self._give_back(
+                last if last.nameable() else as_stream(None, device=last.device, driver=last.driver)
+            )
         self.state.driver.graphics_unregister(self.handle)
+
+    def _give_back(self, stream: Stream) -> None:
+        """Unmap the resource, if the driver has it mapped, after all its uses."""
+        if self._mapped:
+            assert self.uses is not None, "mapped, and never used"
+            self.uses.prepare(stream, Access.READ_WRITE)
+            self.state.driver.graphics_unmap((self.handle,), stream.handle)
+            self._mapped = False
+            self.uses.finish(stream, Access.WRITE)
