@@ -1,0 +1,268 @@
+"""Operands of every maker: maps, views, CuPy arrays, torch tensors, strangers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from driver_calls import recorded
+from sample_kernels import INCREMENT, SAXPY
+
+import cuglue
+from cuglue import In, InOut, Kernel, Out, Runtime
+from cuglue.command.operands import Place, operand_of
+from cuglue.core.block import Block
+from cuglue.driver.sim import SimDriver
+from cuglue.errors import ClosedError, StreamMisuse, UsageError
+
+N = 256
+
+INVERT = Kernel(
+    "invert",
+    """extern "C" __global__ void invert(unsigned char* image, int n) {
+        int i = blockIdx.x * blockDim.x + threadIdx.x;
+        if (i < n) image[i] = 255 - image[i];
+    }""",
+    sim=lambda grid, block, image, n: np.subtract(255, image, out=image),
+)
+
+
+# --- maps -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def texture(driver: Any) -> Iterator[Any]:
+    """A 16x8 RGBA8 texture of a headless context, and its pixels."""
+    from cuglue.graphics.glcontext import headless
+
+    with headless():
+        from OpenGL import GL
+
+        pixels = np.arange(16 * 8 * 4, dtype="u1").reshape(8, 16, 4)
+        name = int(GL.glGenTextures(1))
+        GL.glBindTexture(GL.GL_TEXTURE_2D, name)
+        GL.glTexImage2D(GL.GL_TEXTURE_2D, 0, GL.GL_RGBA8, 16, 8, 0, GL.GL_RGBA, GL.GL_UNSIGNED_BYTE, pixels)
+        handle = cuglue.register_texture(name, GL.GL_TEXTURE_2D)
+        yield handle, pixels
+        handle.close()
+        GL.glDeleteTextures([name])
+
+
+@pytest.mark.gl
+def test_a_kernel_on_a_mapped_texture(rt: Runtime, texture: Any) -> None:
+    handle, pixels = texture
+    with handle.map_mut() as m:
+        rt.launch(INVERT, 2, 256, InOut(m), m.size)
+    with handle.map() as m:
+        np.testing.assert_array_equal(m.numpy(), 255 - pixels)
+
+
+@pytest.mark.gl
+def test_a_map_used_on_another_stream_is_ordered_both_ways(rt: Runtime, texture: Any) -> None:
+    handle, pixels = texture
+    out = rt.empty(pixels.size)
+    with handle.map_mut(stream=rt.stream(1)) as m:
+        with rt.command(InOut(m), stream=rt.stream(2)) as cmd:
+            cmd.kernel(INVERT, 2, 256, m, m.size)
+            before = cmd.read_async(cuglue.CopyDescriptor(m, m.shape, (64, 4, 1), 1, np.dtype("u1")))
+        np.testing.assert_array_equal(np.asarray(before.result()), 255 - pixels)
+    out.close()
+    with handle.map(stream=rt.stream(1)) as m:
+        np.testing.assert_array_equal(m.numpy(), 255 - pixels)
+
+
+@pytest.mark.gl
+def test_a_map_that_was_left_is_no_operand(rt: Runtime, texture: Any) -> None:
+    handle, _ = texture
+    with handle.map() as m:
+        pass
+    with pytest.raises(ClosedError):
+        rt.launch(INVERT, 1, 1, InOut(m), 1)
+    with handle.map(readonly=True) as m, pytest.raises(UsageError, match="read-only"):
+        rt.launch(INVERT, 1, 1, InOut(m), 1)
+
+
+# --- CuPy and torch ---------------------------------------------------------------------------------------------
+
+
+class FakeMemory(Block):
+    """What stands behind a CuPy array that one of our resources allocated."""
+
+
+def cupy_like(sim: SimDriver, memory: Any, data: np.ndarray[Any, Any]) -> Any:
+    """An object with the attributes of a CuPy array that are read, over simulated memory."""
+
+    class Pointer:
+        mem = memory
+        ptr = memory.ptr
+
+    class Array:
+        pass
+
+    Array.__module__ = "cupy"
+    Array.data = Pointer()  # type: ignore[attr-defined]
+    array = Array()
+    for name in ("shape", "dtype", "strides", "nbytes", "flags"):
+        setattr(array, name, getattr(data, name))
+    sim.host_view(memory.ptr, data.nbytes, True)[:] = data.tobytes()
+    return array
+
+
+@pytest.fixture
+def place(sim: SimDriver) -> Place:
+    return Place(sim, 0, 0)
+
+
+def test_a_cupy_array_of_ours_is_tracked_and_ordered_with_home_and_current(sim: SimDriver) -> None:
+    with Runtime() as rt:
+        home, current, other = sim.Stream(), sim.Stream(), rt.stream(1)
+        block = FakeMemory(sim.malloc(4 * N, 0), 4 * N, cuglue.as_stream(home))
+        array = cupy_like(sim, block, np.zeros(N, "i4"))
+        with current:
+            with recorded(sim) as calls:
+                rt.launch(INCREMENT, 1, N, InOut(array), N, 1, stream=other)
+                rt.launch(INCREMENT, 1, N, InOut(array), N, 1, stream=other)
+            # Nobody knows what CuPy submits: both streams are joined before and after, every time.
+            assert calls.count("stream_wait_event") == 8
+            sim.fill_async(block.ptr, 3, 4 * N, current.ptr)  # CuPy goes on without a wait of its own
+            assert block.write_stream is other
+            assert set(rt.read(array, dtype="u1", stream=rt.stream(2)).result()) == {3}
+        with home:
+            assert set(rt.read(array, dtype="u1").result()) == {3}
+        sim.free(block.ptr, 0)
+
+
+def test_a_cupy_array_on_its_own_current_stream_needs_nothing(sim: SimDriver) -> None:
+    with Runtime() as rt, sim.Stream() as current:
+        block = FakeMemory(sim.malloc(4 * N, 0), 4 * N, cuglue.as_stream(current))
+        array = cupy_like(sim, block, np.zeros(N, "i4"))
+        with recorded(sim) as calls:
+            rt.launch(INCREMENT, 1, N, InOut(array), N, 1)
+        assert calls.count("stream_wait_event") == calls.count("event_record") == 0
+        rt.synchronize()
+        sim.free(block.ptr, 0)
+
+
+def test_memory_that_nobody_tracks(sim: SimDriver) -> None:
+    class Foreign:
+        def __init__(self, ptr: int) -> None:
+            self.ptr = ptr
+            self.size = 4 * N
+            self.device_id = 0
+
+    with Runtime() as rt:
+        memory = Foreign(sim.malloc(4 * N, 0))
+        array = cupy_like(sim, memory, np.zeros(N, "i4"))
+        with recorded(sim) as calls:
+            rt.launch(INCREMENT, 1, N, InOut(array), N, 1, stream=rt.stream(1))
+            assert calls.count("stream_wait_event") == 2
+            calls.clear()
+            with pytest.raises(StreamMisuse, match="untracked buffer rejected"):
+                rt.launch(INCREMENT, 1, N, InOut(array), N, 1, stream=rt.stream(1), strict=True)
+            assert calls.count("stream_wait_event") == calls.count("kernel_launch") == 0
+        rt.synchronize()
+        sim.free(memory.ptr, 0)
+
+
+def test_a_stranger_by_its_array_interface(sim: SimDriver) -> None:
+    ptr = sim.malloc(4 * N, 0)
+    named = sim.Stream()
+
+    class Stranger:
+        readonly = False
+
+        @property
+        def __cuda_array_interface__(self) -> dict[str, Any]:
+            return {
+                "shape": (N,),
+                "typestr": "<i4",
+                "data": (ptr, self.readonly),
+                "strides": None,
+                "version": 3,
+                "stream": named.ptr,
+            }
+
+    with Runtime() as rt:
+        stranger = Stranger()
+        sim.fill_async(ptr, 0, 4 * N, named.ptr)
+        rt.launch(INCREMENT, 1, N, InOut(stranger), N, 5, stream=rt.stream(1))
+        sim.fill_async(ptr, 7, 4, named.ptr)
+        assert rt.read(stranger, (N,), "i4", stream=rt.stream(2)).result().tolist()[1:] == [5] * (N - 1)
+        Stranger.readonly = True
+        with pytest.raises(UsageError, match="read-only"):
+            rt.launch(INCREMENT, 1, N, Out(stranger), N, 5)
+        with pytest.raises(UsageError, match="without a declaration"):
+            rt.launch(INCREMENT, 1, N, stranger, N, 5)
+        sim.free(ptr, 0)
+
+
+def test_makers_are_found_once_for_each_type(place: Place) -> None:
+    for _ in range(2):
+        with pytest.raises(UsageError, match="runtime.create"):
+            operand_of(np.zeros(3), place)
+        with pytest.raises(UsageError, match="operand of type str"):
+            operand_of("x", place)
+
+
+@pytest.mark.gpu
+def test_cupy_arrays_in_and_out() -> None:
+    import cupy as cp
+
+    with Runtime(driver="cuda") as rt, cuglue.AsyncCudaResource() as resource:
+        for allocator in (resource.malloc, cp.get_default_memory_pool().malloc):
+            with cp.cuda.using_allocator(allocator), cp.cuda.Stream(non_blocking=True):
+                x = cp.arange(N, dtype="f4")
+                y = cp.zeros(N, dtype="f4")
+                rt.launch(SAXPY, 1, N, In(x), Out(y), 3.0, N, stream=rt.stream(1))
+                y += 1
+                np.testing.assert_array_equal(cp.asnumpy(y), 3 * np.arange(N, dtype="f4") + 1)
+                rt.launch(SAXPY, 1, N // 2, In(x[N // 2 :]), Out(y[: N // 2]), 1.0, N // 2)
+                np.testing.assert_array_equal(cp.asnumpy(y)[: N // 2], np.arange(N // 2, N))
+                with pytest.raises(UsageError, match="without a declaration"):
+                    rt.launch(SAXPY, 1, N, x, Out(y), 1.0, N)
+                del x, y
+        cp.cuda.Device().synchronize()
+
+
+@pytest.mark.gpu
+def test_raw_kernels_and_functions_of_raw_modules() -> None:
+    import cupy as cp
+
+    with Runtime(driver="cuda") as rt:
+        raw = cp.RawKernel(SAXPY.source, "saxpy")
+        module = cp.RawModule(
+            code="template <typename T> __global__ void twice(T* x) { x[threadIdx.x] *= 2; }",
+            name_expressions=["twice<int>"],
+            options=("--std=c++17",),
+        )
+        x, y = rt.create(np.arange(N, dtype="f4")), rt.empty(4 * N)
+        rt.launch(raw, 1, N, In(x), Out(y), np.float32(2), np.int32(N))
+        np.testing.assert_array_equal(np.asarray(rt.read(y, dtype="f4").result()), 2 * np.arange(N))
+        z = rt.create(np.arange(N, dtype="i4"))
+        rt.launch(module.get_function("twice<int>"), 1, N, InOut(z))
+        np.testing.assert_array_equal(np.asarray(rt.read(z, dtype="i4").result()), 2 * np.arange(N))
+
+
+@pytest.mark.gpu
+def test_reports_1_an_array_dropped_while_another_stream_reads_it() -> None:
+    """cupy#8068: allocated on A, read by a kernel on B, dropped, its memory reused on A while B still runs."""
+    import cupy as cp
+
+    from cuglue.testing import Latch
+
+    with Runtime(driver="cuda") as rt, cuglue.AsyncCudaResource() as resource, resource.as_cupy_allocator():
+        a, b = cp.cuda.Stream(non_blocking=True), rt.stream(1)
+        y = rt.empty(4 * N, stream=b)
+        with a:
+            x = cp.full(N, 5, dtype="f4")
+            with Latch(b):
+                rt.launch(SAXPY, 1, N, In(x), Out(y), 1.0, N, stream=b)
+                del x
+                later = [cp.full(N, 9, dtype="f4") for _ in range(4)]
+            np.testing.assert_array_equal(
+                np.asarray(rt.read(y, dtype="f4", stream=b).result()), np.full(N, 5)
+            )
+            del later
+        a.synchronize()
