@@ -53,6 +53,7 @@ class StreamCalls(Core):
             )
         self._streams.pop(stream)
         self._scheduler.retire(queue)
+        join(self._devices[queue.device].gone, queue.clock)
 
     @driver_call
     def stream_query(self, stream: int) -> bool:
@@ -79,6 +80,7 @@ class StreamCalls(Core):
         for queue in queues:
             self._no_capture(queue, "device_synchronize")
         clock = self._joined(queues)
+        join(clock, self._devices[device].gone)
         self._drain([device], "device_synchronize")
         self._fence(clock, [device], "device_synchronize")
 
