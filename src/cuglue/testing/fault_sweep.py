@@ -16,7 +16,7 @@ from typing import Any, Literal
 from ..driver.registry import use_driver
 from ..driver.sim import SimDriver
 from ..errors import CuglueError, UsageError
-from .faulty import FaultyDriver
+from .numbered import UNKNOWN, NumberedCalls, codes_of
 
 Mode = Literal["once", "twice", "method", "all"]
 #: ``once``: one call fails. ``twice``: so does one of the calls after it, those that clean up. ``method``: the call
@@ -133,20 +133,20 @@ def sweep(
     return SweepReport(name, calls, runs, absorbed, tuple(violations))
 
 
-Plan = tuple[tuple[int, int], ...]  # (number of the call, which of its errors)
+Plan = tuple[tuple[int, int], ...]  # (number of the call, error code)
 
 
 def _plans(mode: Mode, calls: tuple[str, ...], trial: _Trial) -> Iterator[Plan]:
     """Which calls fail in each run of a mode."""
     for number, call in enumerate(calls, 1):
-        for error in range(FaultyDriver.kinds_of_failure(call)):
-            first = (number, error)
+        for code in codes_of(call):
+            first = (number, code)
             if mode != "twice":
                 yield (first,)
                 continue
             after = trial.run((first,), "once").calls_after
             for second in range(number + 1, number + 1 + after):
-                yield (first, (second, 0))
+                yield (first, (second, UNKNOWN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,17 +183,21 @@ class _Trial:
 
     def run(self, plan: Plan, mode: Mode, held: dict[str, int] | None = None) -> _Outcome:
         """One run in which the calls of ``plan`` fail; ``held`` is what the driver has to hold after that."""
-        outcome, lost = self._supervised(lambda driver, lost: self._run(driver, plan, mode, held, lost))
+        outcome, lost = self._supervised(lambda *run: self._run(plan, mode, held, *run))
         failed, calls_after, absorbed = outcome
         return _Outcome(failed, calls_after, absorbed, lost)
 
-    def _supervised(self, body: Callable[[FaultyDriver, list[str]], Any]) -> tuple[Any, list[str]]:
+    def _supervised(self, body: Callable[[Any, NumberedCalls, list[str]], Any]) -> tuple[Any, list[str]]:
         """Run ``body`` with a fresh driver that is current; adds what the driver still holds, hazards and warnings."""
-        driver = FaultyDriver(self.driver())
+        driver, calls = self.driver(), NumberedCalls()
         lost: list[str] = []
-        with warnings.catch_warnings(record=True) as warned, use_driver(driver):
+        with (
+            warnings.catch_warnings(record=True) as warned,
+            use_driver(driver),
+            calls.of(driver),
+        ):
             warnings.simplefilter("always")
-            result = body(driver, lost)
+            result = body(driver, calls, lost)
             held = {k: n for k, n in _settled(driver, lost).items() if n and k not in self.keeps}
         if held:
             lost.append(f"after cleaning up the driver still holds {held}")
@@ -201,33 +205,39 @@ class _Trial:
         lost += [f"{w.category.__name__}: {w.message}" for w in warned]
         return result, lost
 
-    def _measure(self, driver: FaultyDriver, lost: list[str]) -> dict[str, int]:
+    def _measure(self, driver: Any, calls: NumberedCalls, lost: list[str]) -> dict[str, int]:
         subject = self.setup(driver)
         held = _settled(driver, lost)
         self._attempt(subject, lost, "when no call fails it raised")
         return held
 
-    def _count(self, driver: FaultyDriver, lost: list[str]) -> tuple[str, ...]:
+    def _count(self, driver: Any, calls: NumberedCalls, lost: list[str]) -> tuple[str, ...]:
         subject = self.setup(driver)
-        driver.arm(lambda number, call: None)
+        calls.arm(lambda number, call: None)
         error, result = _outcome(self.operation, subject)
-        calls = driver.disarm()
+        names = calls.disarm()
         if error is not None:
             lost.append(f"when no call fails it raised {error.text}")
         else:
             self._finish(subject, result, lost)
-        return calls
+        return names
 
     def _run(
-        self, driver: FaultyDriver, plan: Plan, mode: Mode, held: dict[str, int] | None, lost: list[str]
+        self,
+        plan: Plan,
+        mode: Mode,
+        held: dict[str, int] | None,
+        driver: Any,
+        calls: NumberedCalls,
+        lost: list[str],
     ) -> tuple[tuple[str, ...], int, bool]:
         subject = self.setup(driver)
         said = self.accounting(subject)
-        driver.arm(_failures(plan, mode))
+        calls.arm(_failures(plan, mode))
         error, result = _outcome(self.operation, subject)
-        calls = driver.disarm()
+        names = calls.disarm()
         first = plan[0][0]
-        failed = tuple(f"{number} {calls[number - 1]}" for number, _ in plan if number <= len(calls))
+        failed = tuple(f"{number} {names[number - 1]}" for number, _ in plan if number <= len(names))
         if error is not None:
             if error.bug:
                 lost.append(f"it raised {error.text}, no CuglueError")
@@ -242,7 +252,7 @@ class _Trial:
             self._attempt(subject, lost, f"trying again (after {error.text}) raised")
         else:
             self._finish(subject, result, lost)
-        return failed, len(calls) - first, error is None
+        return failed, len(names) - first, error is None
 
     def _attempt(self, subject: Any, lost: list[str], said: str) -> None:
         error, result = _outcome(self.operation, subject)
@@ -279,24 +289,24 @@ def _outcome(function: Callable[..., Any], *arguments: Any) -> tuple[_Error | No
 
 
 def _failures(plan: Plan, mode: Mode) -> Callable[[int, str], int | None]:
-    """Tells of each call (by number and name) which of its errors it raises."""
+    """Tells of each call (by number and name) the code of the error that it raises."""
     chosen = dict(plan)
-    first, kind = plan[0]
+    first, code = plan[0]
     method: list[str] = []
 
     def fails(number: int, call: str) -> int | None:
         if number == first:
             method.append(call)
         if mode == "all" and number > first:
-            return 0
+            return UNKNOWN
         if mode == "method" and number > first and call in method:
-            return kind
+            return code
         return chosen.get(number)
 
     return fails
 
 
-def _settled(driver: FaultyDriver, lost: list[str]) -> dict[str, int]:
+def _settled(driver: Any, lost: list[str]) -> dict[str, int]:
     """The driver's inventory once all work is done and nothing is held for later use alone."""
     states = list(vars(driver).get("_cuglue_devices", {}).values())
     for _ in range(2):  # what the collector finds goes through the queue once more
