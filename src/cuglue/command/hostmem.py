@@ -142,10 +142,14 @@ class HostPool:
             gone = []
             for capacity in sorted(self._idle, reverse=True):
                 while self._idle[capacity] and self._idle_bytes > keep:
-                    gone.append(self._idle[capacity].pop())
+                    gone.append((capacity, self._idle[capacity].pop()))
                     self._idle_bytes -= capacity
-        for ptr in gone:
-            self._state.driver.host_free(ptr)
+        try:
+            while gone:
+                self._state.driver.host_free(gone[-1][1])
+                gone.pop()
+        finally:
+            self.returned.extend(gone)  # what could not be freed is tried again
 
     def close(self) -> None:
         """Free idle memory; what is in use is freed when it is dropped. May block in the driver."""
