@@ -7,6 +7,8 @@ Owns the public calls of a handle and what they check before any device is asked
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,9 @@ class CudaHandle(Owned):
     Registering costs hundreds of microseconds, mapping a few: keep the handle as long as the object lives.
 
     Any thread may call it; calls that need the object's own thread are routed there. Close it before the object.
+
+    Attributes:
+        keep: something that has to live as long as the handle: the library object that owns the GL name.
     """
 
     def __init__(self, life: Life, *, no_runtime: CuglueError | None = None) -> None:
@@ -50,6 +55,7 @@ class CudaHandle(Owned):
         self._life = life
         self._no_runtime = no_runtime
         self._closed = False
+        self.keep: object = None
         self._own()
         self._created_at = "{}:{}".format(*call_site())  # the caller's line, not ours
 
@@ -209,7 +215,7 @@ class CudaHandle(Owned):
         Ordering: only enqueues on a CUDA device; blocks the host on the simulated one. Raises: as :meth:`map`.
         """
         where = self._stream(stream)
-        with self.map(where) as m:
+        with _whole(self.map(where)) as m:
             return take(m, flip=flip)
 
     def write(self, array: Any, stream: Any = None, *, flip: bool = False) -> None:
@@ -227,7 +233,7 @@ class CudaHandle(Owned):
         """
         check(array, self.shape, self.dtype, self)
         where = self._stream(stream)
-        with self.map_mut(where, overwrite=True) as m:
+        with _whole(self.map_mut(where, overwrite=True)) as m:
             try:
                 fill(m, array, flip=flip)
             except BaseException:
@@ -310,3 +316,14 @@ class CudaHandle(Owned):
 
     def _forgotten(self) -> None:
         self._life.backing.post(self._life.close_here)
+
+
+@contextmanager
+def _whole(m: CudaMap) -> Iterator[CudaMap]:
+    """A map that the caller never sees: where it cannot be left, that is done before the object's next call."""
+    try:
+        with m:
+            yield m
+    except BaseException:
+        m.leave_later()
+        raise

@@ -57,6 +57,7 @@ class CudaMap(Exporter):
         "_cai_read",
         "_consumers",
         "_everybody",
+        "_hidden",
         "_life",
         "_pid",
         "_state",
@@ -85,6 +86,7 @@ class CudaMap(Exporter):
         self.share = share
         self._state = MapState.LIVE
         self._pid = os.getpid()
+        self._hidden = False  # out of the caller's reach: nobody could have left it
         self._consumers: dict[Stream, None] = {stream: None}  # a set that keeps its order
         self._everybody = everybody
         self._cai_read = False
@@ -304,6 +306,15 @@ class CudaMap(Exporter):
 
     discard = cancel
 
+    def leave_later(self) -> None:
+        """Leave, without publishing, before the object's next call. For a map that its user cannot reach.
+
+        Ordering: queues nothing now.
+        """
+        if not self.released:
+            self._hidden = True
+            self._post_leave(publish=False)
+
     def _leave(self, stream: Any, *, publish: bool) -> None:
         if self.released:
             return
@@ -326,6 +337,10 @@ class CudaMap(Exporter):
             return
         if sys.is_finalizing():
             return
+        self._post_leave(publish=not self._hidden)
+        if not self._hidden:
+            warnings.warn(f"{self!r} was never released", ResourceWarning, stacklevel=1, source=self)
+
+    def _post_leave(self, publish: bool) -> None:
         life, stream = self._life, self.stream
-        life.backing.post(lambda: life.leave_here(self, stream, stream, True))
-        warnings.warn(f"{self!r} was never released", ResourceWarning, stacklevel=1, source=self)
+        life.backing.post(lambda: life.leave_here(self, stream, stream, publish))
