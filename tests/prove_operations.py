@@ -526,4 +526,47 @@ def command_cases() -> Iterator[Case]:
     )
 
 
+# --- graphics ---------------------------------------------------------------------------------------------------
+# Registering, mapping, leaving and closing are swept beside the handles' own tests.
+
+
+def registered(name: int, register: str) -> Callable[[Any], Subject]:
+    """A handle of an OpenGL object, and as many bytes as it has."""
+
+    def setup(driver: Any) -> Subject:
+        handle = getattr(cuglue, register)(name)
+        data = np.arange(handle.size, dtype="u1").reshape(handle.shape)
+        return SimpleNamespace(driver=driver, handle=handle, data=data, stream=driver.Stream())
+
+    return setup
+
+
+def write_handle(subject: Subject) -> None:
+    subject.handle.write(subject.data, subject.stream)
+
+
+def close_handle(subject: Subject, result: Any) -> None:
+    subject.handle.close()
+
+
+def written(subject: Subject, result: Any) -> None:
+    np.testing.assert_array_equal(subject.handle.read(subject.stream), subject.data)
+
+
+def graphics_cases(buffer: int, texture: int) -> Iterator[Case]:
+    """Over OpenGL objects of the current context."""
+    options = {"keeps": ("kernels", "events"), "atomic": False}  # an image's copy stays for the next map
+    for name, register in ((buffer, "register_buffer"), (texture, "register_texture")):
+        setup = registered(name, register)
+        yield Case(f"{register}: write", setup, write_handle, close_handle, written, options=options)
+        yield Case(
+            f"{register}: read",
+            setup,
+            lambda s: s.handle.read(s.stream),
+            close_handle,
+            lambda s, result: np.testing.assert_array_equal(result.reshape(-1), s.data.reshape(-1)),
+            options=options,
+        )
+
+
 CASES = [*stream_cases(), *memory_cases(), *export_cases(), *command_cases()]

@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
-from prove_operations import CASES, Case
+from graphics.subjects import make_buffer, make_texture
+from prove_operations import CASES, Case, graphics_cases
+
+from cuglue.graphics.glcontext import headless
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_nothing_is_lost(case: Case) -> None:
     case.sweep().check()
+
+
+@pytest.fixture(scope="module")
+def objects() -> Iterator[tuple[int, int]]:
+    """An OpenGL buffer and an OpenGL texture."""
+    with headless():
+        yield make_buffer(256), make_texture(8, 8)
+
+
+@pytest.mark.gl
+@pytest.mark.parametrize(
+    "index", range(4), ids=["buffer: write", "buffer: read", "texture: write", "texture: read"]
+)
+def test_nothing_of_graphics_is_lost(index: int, objects: tuple[int, int]) -> None:
+    """In the order written, read: the read finds what the write left."""
+    list(graphics_cases(*objects))[index].sweep().check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -327,6 +328,32 @@ def test_the_drivers_of_the_runs_are_made_by_the_caller() -> None:
     report = sweep(lambda driver: driver.memory_info(0), driver=make)
     assert report.calls == ("memory_info",)
     assert len(seen) == 2 + report.runs + 1, "two without failures, one to see what follows a failure"
+
+
+class Logging(Pair):
+    """Logs the failure with its traceback, whose frames hold what must not stay."""
+
+    def make(self) -> tuple[int, int]:
+        held = Held(self.driver)
+        try:
+            return Pair.make(self)
+        except CuglueError:
+            logging.getLogger("cuglue.somewhere").warning("making %r failed", held, exc_info=True)
+            raise
+
+
+class Held:
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+        self.ptr = SimDriver.host_alloc(driver, 64)  # past the wrapping: these two do not fail
+
+    def __del__(self) -> None:
+        SimDriver.host_free(self.driver, self.ptr)
+
+
+def test_what_handlers_keep_of_a_failure_is_no_leak(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    run(Logging.make, Logging, modes=("once",), keeps=()).check()
 
 
 def test_the_public_name() -> None:

@@ -7,6 +7,7 @@ judge, so that a leak cannot hide behind the accounting that lost it.
 from __future__ import annotations
 
 import gc
+import logging
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -112,6 +113,9 @@ def sweep(
     """
     name = name or getattr(operation, "__name__", "operation")
     trial = _Trial(operation, setup, check, teardown, accounting, recover, atomic, keeps, driver)
+    log = logging.getLogger("cuglue")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # a handler that keeps records would keep what their tracebacks hold
     gc.collect()
     gc.freeze()  # each run collects what it left; without this it would look through the whole process each time
     try:
@@ -130,6 +134,7 @@ def sweep(
                 violations += [Violation(mode, outcome.failed, what) for what in outcome.found]
     finally:
         gc.unfreeze()
+        log.setLevel(level)
     return SweepReport(name, calls, runs, absorbed, tuple(violations))
 
 
