@@ -255,7 +255,7 @@ def test_the_codes_of_the_real_driver(sim: SimDriver) -> None:
     sim.graphics_map([a, b], stream)
     assert code_of(sim.graphics_map, [a], stream) == 208
     assert code_of(sim.graphics_pointer, b) == 213
-    assert code_of(sim.graphics_array, a, 0, 0) == 212
+    assert code_of(sim.graphics_array, a, 0, 0) == 211
     assert code_of(sim.graphics_array, b, 1, 0) == code_of(sim.graphics_array, b, 0, 1) == 1
     array = sim.graphics_array(b, 0, 0)
     assert sim.graphics_array(b, 0, 0) == array
@@ -268,7 +268,7 @@ def test_the_codes_of_the_real_driver(sim: SimDriver) -> None:
     gl.thread = 1
     assert sim.gl_devices() == ()
     assert code_of(sim.gl_register_buffer, buffer, NONE, 0) == 1
-    assert code_of(sim.graphics_map, [a], stream) == 999
+    assert code_of(sim.graphics_map, [a], stream) == code_of(sim.graphics_unregister, a) == 219
     gl.thread = threading.get_ident()
     assert sim.gl_devices() == (0,)
 

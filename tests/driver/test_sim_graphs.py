@@ -211,7 +211,11 @@ FORBIDDEN: dict[str, tuple[Callable[[SimDriver, int, int], object], int]] = {
     "wait on the outside": (lambda sim, s, e: sim.stream_wait_event(s, outside(sim)), 905),
     "malloc": (lambda sim, s, e: sim.malloc(N, 0), 900),
     "host_alloc": (lambda sim, s, e: sim.host_alloc(N), 900),
-    "stream_destroy": (lambda sim, s, e: sim.stream_destroy(s), 900),
+    "malloc_async on another stream": (lambda sim, s, e: sim.malloc_async(N, sim.stream_create(0), 0), 900),
+    "query of another stream": (lambda sim, s, e: sim.stream_query(sim.stream_create(0)), 900),
+    "wait for another stream": (lambda sim, s, e: sim.stream_synchronize(sim.stream_create(0)), 900),
+    "query of an event outside": (lambda sim, s, e: sim.event_query(outside(sim)), 900),
+    "wait for an event outside": (lambda sim, s, e: sim.event_synchronize(outside(sim)), 900),
     "end on another stream": (lambda sim, s, e: sim.capture_end(joined(sim, e)), 903),
 }
 
@@ -256,7 +260,8 @@ def test_states_out_of_order_are_refused_without_harm(sim: SimDriver) -> None:
     thread.start()
     thread.join()
     assert codes == [908]
-    seal(sim, stream)
+    assert sim.capture_status(stream) is CaptureStatus.NONE, "the capture ended all the same"
+    assert code_of(sim.capture_end, stream) == 401
     for call in (sim.graph_instantiate, sim.graph_destroy, sim.graph_exec_destroy, sim.graph_memory_nodes):
         assert code_of(call, 12345) == 400
 
@@ -282,6 +287,20 @@ def test_modes_differ_in_what_they_do_to_other_threads(
     thread.join()
     assert outcome == [refused]
     assert (sim.capture_status(stream) is CaptureStatus.INVALIDATED) is refused
+
+
+def test_a_destroyed_stream_takes_its_capture_along(sim: SimDriver) -> None:
+    stream, event, a = sim.stream_create(0), sim.event_create(0), sim.malloc(N, 0)
+    sim.capture_begin(stream, MODE)
+    sim.fill_async(a, 1, N, stream)
+    sim.event_record(event, stream)
+    sim.stream_destroy(stream)
+    sim.malloc(N, 0)
+    again = sim.stream_create(0)
+    assert again == stream
+    assert sim.capture_status(again) is CaptureStatus.NONE
+    for call in (sim.event_query, sim.event_synchronize, lambda e: sim.stream_wait_event(again, e)):
+        assert code_of(call, event) == 1, "the event belongs to a capture that is over"
 
 
 def test_two_captures_do_not_merge(sim: SimDriver) -> None:

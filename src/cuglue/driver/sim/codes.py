@@ -14,8 +14,8 @@ INVALID_PITCH = 12
 INVALID_DEVICE = 101
 ALREADY_MAPPED = 208
 NOT_MAPPED = 211
-NOT_MAPPED_AS_ARRAY = 212
 NOT_MAPPED_AS_POINTER = 213
+INVALID_GRAPHICS_CONTEXT = 219
 OPERATING_SYSTEM = 304
 INVALID_RESOURCE_HANDLE = 400
 ILLEGAL_STATE = 401
@@ -43,8 +43,8 @@ NAMES = {
     INVALID_DEVICE: "cudaErrorInvalidDevice",
     ALREADY_MAPPED: "cudaErrorAlreadyMapped",
     NOT_MAPPED: "cudaErrorNotMapped",
-    NOT_MAPPED_AS_ARRAY: "cudaErrorNotMappedAsArray",
     NOT_MAPPED_AS_POINTER: "cudaErrorNotMappedAsPointer",
+    INVALID_GRAPHICS_CONTEXT: "cudaErrorInvalidGraphicsContext",
     OPERATING_SYSTEM: "cudaErrorOperatingSystem",
     INVALID_RESOURCE_HANDLE: "cudaErrorInvalidResourceHandle",
     ILLEGAL_STATE: "cudaErrorIllegalState",

@@ -74,10 +74,8 @@ class Core(State):
         return queue
 
     def _queues_of(self, device: int) -> list[Queue]:
-        own = self._devices[device]
-        default = [own.legacy] if own.legacy is not None else []
-        created = [q for q in self._streams.values() if q.device == device]
-        return [*default, *own.per_thread.values(), *created]
+        """All streams of a device: what covers the device covers the work of destroyed ones too."""
+        return self._scheduler.queues(device)
 
     # --- queueing -------------------------------------------------------------------------------------------------
     def _submit(
@@ -220,6 +218,10 @@ class Core(State):
         """Invalidate ``capture`` and give the error of the call that did it."""
         capture.invalid = True
         return codes.refused(code, call, what)
+
+    def _lose_capture(self, capture: Capture, queue: Queue) -> None:
+        """``queue`` goes away while it records into ``capture`` (``graph_calls``)."""
+        raise NotImplementedError
 
     def _unsafe_in_capture(self, call: str) -> None:
         """Refuse a call that no capture under way allows, and lose those captures, as CUDA does."""

@@ -62,10 +62,14 @@ class FakeObject:
             self.data[part][...] = data
         return not self.lost
 
-    def finish(self, call: str) -> None:
-        """Check that this thread reaches the object; its bytes are always finished."""
+    def reachable(self, call: str) -> None:
+        """Raise if this thread does not reach the object."""
         if not self._api.present():
-            raise codes.refused(codes.UNKNOWN, call, "no context is current on this thread")
+            raise codes.refused(codes.INVALID_GRAPHICS_CONTEXT, call, "no context is current on this thread")
+
+    def finish(self, call: str) -> None:
+        """Raise if this thread does not reach the object; its bytes are always finished."""
+        self.reachable(call)
 
 
 class FakeGraphics:

@@ -51,6 +51,9 @@ class GraphicsObject(Protocol):
     def write(self, part: PartKey, data: Bytes) -> bool:
         """Write a part; False as in :meth:`read`."""
 
+    def reachable(self, call: str) -> None:
+        """Raise if this thread cannot reach the object."""
+
     def finish(self, call: str) -> None:
         """Let everything done to the object so far be done. Raises if it cannot be reached from this thread."""
 
@@ -96,9 +99,13 @@ class OpenGL:
         if not self.present():
             raise codes.refused(code, call, "no OpenGL context is current on this thread")
 
+    def reachable(self, call: str) -> None:
+        """Raise if no context is current."""
+        self._require(call, codes.INVALID_GRAPHICS_CONTEXT)
+
     def finish(self, call: str) -> None:
         """Wait for everything queued in the context. Raises if none is current."""
-        self._require(call, codes.UNKNOWN)
+        self.reachable(call)
         with _calls(call) as gl:
             gl.glFinish()
 
@@ -168,6 +175,9 @@ class _Buffer:
             glio.write_buffer(gl, self._name, data)
         return True
 
+    def reachable(self, call: str) -> None:
+        self._api.reachable(call)
+
     def finish(self, call: str) -> None:
         self._api.finish(call)
 
@@ -199,6 +209,9 @@ class _Image:
                 return False
             self._parts[part].write(gl, data)
         return True
+
+    def reachable(self, call: str) -> None:
+        self._api.reachable(call)
 
     def finish(self, call: str) -> None:
         self._api.finish(call)

@@ -15,7 +15,7 @@ from . import codes
 from .capture import Capture, Graph, GraphRun
 from .hazards import Operation, call_site
 from .memory_calls import MemoryCalls
-from .queues import Handles, Mark, Record
+from .queues import Handles, Mark, Queue, Record
 from .ranges import linear
 from .shadow import Use
 from .state import Touch, driver_call
@@ -62,13 +62,12 @@ class GraphCalls(MemoryCalls):
             raise self._refuse_capture(
                 capture, codes.CAPTURE_UNMATCHED, "capture_end", "the capture began on another stream"
             )
+        graph = self._leave_capture(capture)
         if capture.mode is not CaptureMode.RELAXED and capture.thread != threading.get_ident():
+            self._drop_graph(graph)
             raise codes.refused(
                 codes.CAPTURE_WRONG_THREAD, "capture_end", "the capture began on another thread"
             )
-        capture.leave()
-        self._captures.remove(capture)
-        graph = Graph(queue.device, tuple(capture.nodes), tuple(capture.owned))
         if capture.invalid:
             self._drop_graph(graph)
             raise codes.refused(
@@ -90,6 +89,7 @@ class GraphCalls(MemoryCalls):
     def graph_instantiate(self, graph: int) -> int:
         """Make the executable graph; it outlives the graph."""
         found = self._graph(graph, "graph_instantiate")
+        self._unsafe_in_capture("graph_instantiate")
         found.holders += 1
         return self._executables.add(Executable(found))
 
@@ -142,6 +142,17 @@ class GraphCalls(MemoryCalls):
         self._drop_graph(found.graph)
 
     # --- shared ---------------------------------------------------------------------------------------------------
+    def _leave_capture(self, capture: Capture) -> Graph:
+        capture.leave()
+        self._captures.remove(capture)
+        return Graph(capture.origin.device, tuple(capture.nodes), tuple(capture.owned))
+
+    def _lose_capture(self, capture: Capture, queue: Queue) -> None:
+        if capture.origin is queue:
+            self._drop_graph(self._leave_capture(capture))
+        else:
+            capture.invalid = True
+
     def _graph(self, handle: int, call: str) -> Graph:
         found = self._graphs.get(handle)
         if found is None:

@@ -112,6 +112,7 @@ class GraphicsCalls(ArrayCalls):
             raise codes.refused(
                 codes.ALREADY_MAPPED, "graphics_unregister", f"resource {resource:#x} is mapped"
             )
+        found.source.reachable("graphics_unregister")
         self._resources.pop(resource)
 
     # --- mapping --------------------------------------------------------------------------------------------------
@@ -191,7 +192,7 @@ class GraphicsCalls(ArrayCalls):
         """Array of one layer or face and level of a mapped image."""
         found = self._mapped(resource, "graphics_array")
         if found.source.nbytes:
-            raise codes.refused(codes.NOT_MAPPED_AS_ARRAY, "graphics_array", "a buffer is no array")
+            raise codes.refused(codes.NOT_MAPPED, "graphics_array", "a buffer is no array")
         mapping = found.mapped.get((layer, level))
         if mapping is None:
             raise codes.refused(

@@ -66,6 +66,8 @@ class MemoryCalls(Core):
         queue = self._queue(stream, "malloc_async", device)
         if self._check_size(nbytes, "malloc_async") == 0:
             return 0
+        if queue.capture is None:
+            self._unsafe_in_capture("malloc_async")
         data = self._from_pool(own, nbytes, queue)
         began = self._operation("malloc_async", queue)
         allocation = self._admit(data, device, MemoryType.DEVICE, "malloc_async", began)

@@ -72,7 +72,9 @@ class Device:
     fault: DevicePoisoned | None = None
     fault_seen: bool = False
     context_waits: list[Record] = field(default_factory=list)
-    gone: Clock = field(default_factory=dict)  # what destroyed streams had queued: a wait for the device covers it
+    gone: Clock = field(
+        default_factory=dict
+    )  # what destroyed streams had queued: a wait for the device covers it
 
 
 class State:

@@ -43,14 +43,12 @@ class StreamCalls(Core):
 
     @driver_call
     def stream_destroy(self, stream: int) -> None:
-        """Destroy it; queued work still runs."""
+        """Destroy it; queued work still runs, a capture under way is lost."""
         if stream in (0, 1, 2):
             raise codes.refused(codes.INVALID_RESOURCE_HANDLE, "stream_destroy", "a default stream")
         queue = self._queue(stream, "stream_destroy")
         if queue.capture is not None:
-            raise self._refuse_capture(
-                queue.capture, codes.CAPTURE_UNSUPPORTED, "stream_destroy", "the stream captures"
-            )
+            self._lose_capture(queue.capture, queue)
         self._streams.pop(stream)
         self._scheduler.retire(queue)
         join(self._devices[queue.device].gone, queue.clock)
@@ -60,6 +58,7 @@ class StreamCalls(Core):
         """Run one step of some stream, then answer."""
         queue = self._queue(stream, "stream_query")
         self._no_capture(queue, "stream_query")
+        self._unsafe_in_capture("stream_query")
         mark, clock = Mark(queue), dict(queue.clock)
         return self._query(lambda: mark.reached, clock, queue.device, "stream_query")
 
@@ -68,6 +67,7 @@ class StreamCalls(Core):
         """Run steps until all work queued before is done."""
         queue = self._queue(stream, "stream_synchronize")
         self._no_capture(queue, "stream_synchronize")
+        self._unsafe_in_capture("stream_synchronize")
         mark, clock = Mark(queue), dict(queue.clock)
         self._run_until(lambda: mark.reached, "stream_synchronize")
         self._fence(clock, [queue.device], "stream_synchronize")
@@ -102,13 +102,13 @@ class StreamCalls(Core):
                 )
             self._wait_for(queue, record, "stream_wait_event", call_site())
             return
+        if record.capture not in self._captures:
+            raise codes.refused(
+                codes.INVALID_VALUE, "stream_wait_event", "the event belongs to a capture that ended"
+            )
         if record.capture.invalid:
             raise codes.refused(
                 codes.CAPTURE_INVALIDATED, "stream_wait_event", "the event's capture was invalidated"
-            )
-        if record.capture not in self._captures:
-            raise codes.refused(
-                codes.CAPTURED_EVENT, "stream_wait_event", "the event belongs to a capture that ended"
             )
         if capture is not None and capture is not record.capture:
             record.capture.invalid = True
@@ -207,7 +207,10 @@ class StreamCalls(Core):
         queues = self._queues_of(device)
         for queue in queues:
             self._no_capture(queue, "context_record")
-        self._record(self._event(event, "context_record"), queues, "context_record")
+        own = self._event(event, "context_record")
+        self._record(own, queues, "context_record")
+        if own.record is not None:
+            join(own.record.clock, self._scheduler.gone(device))
 
     @driver_call
     def context_wait(self, event: int, device: int) -> None:
@@ -236,12 +239,15 @@ class StreamCalls(Core):
         """The record that the host may wait for; refused of a captured one, and where captures forbid it."""
         record = event.record
         if record is not None and record.capture is not None:
+            if record.capture not in self._captures:
+                raise codes.refused(codes.INVALID_VALUE, call, "the event belongs to a capture that ended")
             raise self._refuse_capture(
                 record.capture,
                 codes.CAPTURED_EVENT,
                 call,
                 "the event was last recorded in a capturing stream",
             )
+        self._unsafe_in_capture(call)
         return record
 
     def _record(self, event: Event, queues: list[Queue], name: str) -> None:
