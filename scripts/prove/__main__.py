@@ -24,6 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("only", nargs="*", help="beginnings of mutants' names: core, memory/budget.py, ...")
     parser.add_argument("--jobs", type=int, default=2, help="mutants judged at the same time (2)")
     parser.add_argument("--seconds", type=float, default=600.0, help="limit for one mutant (600)")
+    parser.add_argument(
+        "--tests", nargs="+", default=(), help="folders that judge, instead of the layer's own"
+    )
     parser.add_argument("--list", action="store_true", help="print the mutants and judge none")
     parser.add_argument(
         "--all", action="store_true", help="judge the listed equivalents too: none may be caught"
@@ -51,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{verdict.status:8} {verdict.seconds:6.1f} s  {verdict.mutant.key}  {verdict.by}", flush=True)
 
     try:
-        judge = Judge(ROOT, seconds=options.seconds, jobs=options.jobs)
+        judge = Judge(ROOT, seconds=options.seconds, jobs=options.jobs, tests=options.tests)
         verdicts = judge.run(mutants, {} if options.all else equivalents, report=report)
     except BrokenTree as error:
         print(f"no verdict: {error}", file=sys.stderr)

@@ -27,14 +27,14 @@ from .sites import find_sites
 TESTS: dict[str, tuple[str, ...]] = {
     "core": (
         "tests/core",
+        "tests/prove",
         "tests/memory",
         "tests/exchange",
         "tests/command",
         "tests/graphics",
-        "tests/prove",
     ),
-    "exchange": ("tests/exchange", "tests/memory", "tests/command", "tests/graphics", "tests/prove"),
-    "memory": ("tests/memory", "tests/exchange", "tests/command", "tests/graphics", "tests/prove"),
+    "exchange": ("tests/exchange", "tests/prove", "tests/memory", "tests/command", "tests/graphics"),
+    "memory": ("tests/memory", "tests/prove", "tests/exchange", "tests/command", "tests/graphics"),
     "graphics": ("tests/graphics", "tests/prove", "tests/command"),
     "command": ("tests/command", "tests/prove", "tests/graphics"),
 }
@@ -102,15 +102,23 @@ class Judge:
         package: the package in it, relative to ``root``.
         seconds: limit of one run; a mutant that hangs is caught.
         jobs: copies that work at the same time.
+        tests: folders or files that judge, instead of :data:`TESTS`.
     """
 
     def __init__(
-        self, root: Path, package: str = "src/cuglue", *, seconds: float = 600.0, jobs: int = 1
+        self,
+        root: Path,
+        package: str = "src/cuglue",
+        *,
+        seconds: float = 600.0,
+        jobs: int = 1,
+        tests: Sequence[str] = (),
     ) -> None:
         self._root = root
         self._package = package
         self._seconds = seconds
         self._jobs = jobs
+        self._judges = tuple(tests)
 
     def run(
         self,
@@ -162,8 +170,8 @@ class Judge:
         return verdicts
 
     def _tests(self, mutant: Mutant) -> tuple[str, ...]:
-        folders = TESTS[mutant.site.module.split("/")[0]]
-        return tuple(folder for folder in folders if any((self._root / folder).rglob("test_*.py")))
+        folders = self._judges or TESTS[mutant.site.module.split("/")[0]]
+        return tuple(folder for folder in folders if _has_tests(self._root / folder))
 
     def _copy(self, tree: Path) -> Path:
         shutil.copytree(self._root, tree, symlinks=True, ignore=shutil.ignore_patterns(*_NOT_COPIED))
@@ -213,6 +221,10 @@ class Judge:
                 _end(process)  # with whatever its tests started
             output.seek(0)
             return code, output.read().decode(errors="replace")
+
+
+def _has_tests(path: Path) -> bool:
+    return path.is_file() or any(path.rglob("test_*.py"))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
