@@ -1,8 +1,8 @@
 """What stands behind a handle: the memory of somebody else's object, opened for maps and shut after them.
 
 Owns the interface that every backing has (:class:`Backing`), what the live maps of one object share
-(:class:`Share`), and the two backings without images: a GL buffer, and an object that the caller's own functions map.
-Must not know who may map when (:mod:`handle`), nor what a map exports (:mod:`mapping`).
+(:class:`Share`), and what all objects of OpenGL have in common. The backings themselves are in :mod:`buffers` and
+:mod:`images`. Must not know who may map when (:mod:`life`), nor what a map exports (:mod:`mapping`).
 
 Every method runs where the backing's calls must run (:meth:`Backing.call`), with the handle's lock held. A method
 that raises leaves the backing as it was.
@@ -15,14 +15,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from ..core.block import Block, BlockLife
+from ..core.block import BlockLife
 from ..core.device import DeviceState
 from ..core.stream import Stream
-from ..errors import CuglueError, LayoutError, MapUnavailableError, StaleHandleError, UsageError
+from ..errors import (
+    CuglueError,
+    DriverError,
+    UsageError,
+)
 from ..formats import Format, PlaneView
 from ..layout import Layout
+from .diagnose import explain
 from .glcurrent import ThreadRef
-from .glops import CudaGlOps
 from .image_copy import CopyPath
 from .registration import Registration
 
@@ -176,8 +180,18 @@ class GlBacking(Backing):
     registration: Registration
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
-        """Inherited. On the context's thread."""
-        return self.registration.ops.call(function, *args)
+        """Inherited. On the context's thread; driver errors say what is known there."""
+        answer: T = self.registration.ops.call(self._explained, function, *args)
+        return answer
+
+    def _explained(self, function: Callable[..., T], *args: Any) -> T:
+        try:
+            return function(*args)
+        except CuglueError as error:
+            cause = error if isinstance(error, DriverError) else error.__cause__
+            if isinstance(cause, DriverError):
+                explain(cause, self.state.driver, self.state.device)
+            raise
 
     def post(self, function: Callable[[], object]) -> None:
         """Inherited. On the context's thread, with its next call."""
@@ -196,136 +210,3 @@ class GlBacking(Backing):
     def destroy(self) -> None:
         """Inherited. The registration ends before the GL object is deleted."""
         self.registration.unregister()
-
-
-class GlBuffer(GlBacking):
-    """A registered GL buffer. Its memory goes away with the unmap; the address may differ each time.
-
-    Args:
-        registration: of the buffer.
-        size: bytes, as OpenGL said at registration.
-        readonly: registered for reading only.
-        current_size: asks OpenGL for the size now; raises if the buffer is gone.
-        what: the buffer's name for messages.
-    """
-
-    kind = "GlBuffer"
-
-    def __init__(
-        self,
-        registration: Registration,
-        size: int,
-        *,
-        readonly: bool,
-        current_size: Callable[[], int],
-        what: str,
-    ) -> None:
-        self.state = registration.state
-        self.registration = registration
-        self.size = size
-        self.layout = Layout.of((size,), "u1")
-        self.readonly = readonly
-        self._current_size = current_size
-        self._what = what
-
-    def check(self, part: Part) -> None:
-        """Inherited. The driver itself would map the old memory of a buffer that was resized."""
-        super().check(part)
-        if self.registration.mapped:
-            return
-        now = self._current_size()
-        if now != self.size:
-            raise StaleHandleError(
-                f"{self._what} was resized after it was registered",
-                got=f"{now} bytes",
-                expected=f"{self.size} bytes",
-                hint="Close the handle and register the buffer again",
-            )
-
-    def open(self, part: Part, stream: Stream, load: bool) -> Share:
-        """Inherited."""
-        registration = self.registration
-        registration.map(stream)
-        try:
-            ptr, nbytes = self.state.driver.graphics_pointer(registration.handle)
-            if nbytes < self.size:
-                raise StaleHandleError(
-                    f"{self._what}", got=f"a mapping of {nbytes} bytes", expected=f"{self.size} bytes"
-                )
-        except BaseException as error:
-            registration.undo_map(stream, error)
-            raise
-        return Share(
-            part, Block(ptr, nbytes, stream, stream.seq, "mapped GL buffer"), Layout.of((nbytes,), "u1")
-        )
-
-    def shut(self, share: Share, stream: Stream) -> None:
-        """Inherited."""
-        share.block.join_uses(stream)
-        self.registration.unmap(stream)
-
-    def __str__(self) -> str:
-        return self._what
-
-
-class ForeignBuffer(Backing):
-    """A buffer that the caller's own functions map (:class:`~cuglue.graphics.glops.CudaGlOps`).
-
-    Those name no stream. So a map's stream waits for everything queued on the device when they mapped, and everything
-    queued after the map waits for the map's consumers before they unmap.
-    """
-
-    kind = "GlBuffer"
-
-    def __init__(self, state: DeviceState | None, resource: int, size: int, ops: CudaGlOps) -> None:
-        if state is not None:  # else there is no runtime, and the handle maps nothing
-            self.state = state
-        self.size = size
-        self.layout = Layout.of((size,), "u1")
-        self.resource = resource
-        self.ops = ops
-
-    def open(self, part: Part, stream: Stream, load: bool) -> Share:
-        """Inherited."""
-        try:
-            answer = self.ops.map(self.resource)
-        except Exception as error:
-            log.warning("the ops of %s could not map it: %s", self, error)
-            raise self._unavailable(f"{type(error).__name__}: {error}") from error
-        if answer is None:
-            raise self._unavailable("None from its ops")
-        try:
-            ptr, nbytes = answer
-            if nbytes < self.size:
-                raise LayoutError(
-                    f"{self}",
-                    got=f"a mapping of {nbytes} bytes from its ops",
-                    expected=f"at least {self.size}",
-                )
-            stream.join_context()
-        except BaseException as error:
-            try:
-                self.ops.unmap(self.resource)
-            except Exception as second:  # noqa: BLE001 - the caller's code; the first error is the one to raise
-                error.add_note(f"its ops could not unmap it: {second}")
-            raise
-        block = Block(ptr, nbytes, stream, stream.submit(), "mapped GL buffer")
-        return Share(part, block, Layout.of((nbytes,), "u1"))
-
-    def post(self, function: Callable[[], object]) -> None:
-        """Inherited. Without a runtime there is no queue, and nothing to give back."""
-        if hasattr(self, "state"):
-            super().post(function)
-
-    def _unavailable(self, got: str) -> MapUnavailableError:
-        return MapUnavailableError(f"{self} cannot be mapped", got=got, reason="ops_failed")
-
-    def shut(self, share: Share, stream: Stream) -> None:
-        """Inherited."""
-        share.block.join_uses(stream)
-        stream.hold_context()
-        self.ops.unmap(self.resource)
-
-    def destroy(self) -> None:
-        """Inherited."""
-        self.ops.unregister(self.resource)

@@ -20,7 +20,9 @@ from ..formats import Format, Packing, PlaneView, by_name, check_carrier, check_
 from ..layout import Layout
 from ..memory.direct import DirectCudaResource
 from ..memory.resource import DeviceMemoryResource
-from .backings import Backing, GlBuffer
+from .backings import Backing
+from .buffers import GlBuffer
+from .diagnose import explained
 from .glcontext import GlContext, current, headless
 from .gldevice import device_of_context
 from .globjects import RENDERBUFFER, TEXTURE_2D, describe_buffer, describe_image, target_name
@@ -140,12 +142,15 @@ def register(obj: Any, **options: Any) -> CudaHandle:
         )
     target = _OBJECTS[kind]
     if target is None:
-        return register_buffer(name, **options)
-    if target == RENDERBUFFER:
-        return register_renderbuffer(name, **options)
-    if getattr(obj, "samples", 0) and target == TEXTURE_2D:
-        target = 0x9100  # GL_TEXTURE_2D_MULTISAMPLE: refused with advice
-    return register_texture(name, target, **options)
+        handle = register_buffer(name, **options)
+    elif target == RENDERBUFFER:
+        handle = register_renderbuffer(name, **options)
+    else:
+        if getattr(obj, "samples", 0) and target == TEXTURE_2D:
+            target = 0x9100  # GL_TEXTURE_2D_MULTISAMPLE: refused with advice
+        handle = register_texture(name, target, **options)
+    handle.keep = obj
+    return handle
 
 
 _OBJECTS: dict[str, int | None] = {
@@ -283,7 +288,8 @@ def _shared(
     whole = (ops.context_id, key, geometry)
     life = lives.get(whole)
     if life is None or life.closed or not life.backing.alive:
-        life = lives[whole] = Life(make())
+        with explained(state.driver, state.device):
+            life = lives[whole] = Life(make())
     return life
 
 

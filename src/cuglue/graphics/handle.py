@@ -29,7 +29,8 @@ from ..errors import (
 from ..exchange.tokens import call_site
 from ..formats import Format
 from ..lifecycle import Owned
-from .backings import ForeignBuffer, Part
+from .backings import Part
+from .buffers import ForeignBuffer
 from .glops import CudaGlOps
 from .image_copy import CopyPath
 from .life import Life

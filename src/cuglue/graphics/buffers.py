@@ -1,0 +1,157 @@
+"""Buffers as backings: one registered with the driver, and one that the caller's own functions map.
+
+Owns how their memory is got and given back. Must not know who may map when, nor what a map exports.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from ..core.block import Block
+from ..core.device import DeviceState
+from ..core.stream import Stream
+from ..errors import LayoutError, MapUnavailableError, NotAllocatedError, StaleHandleError
+from ..layout import Layout
+from .backings import Backing, GlBacking, Part, Share
+from .glops import CudaGlOps
+from .registration import Registration
+
+log = logging.getLogger(__name__)
+
+
+class GlBuffer(GlBacking):
+    """A registered GL buffer. Its memory goes away with the unmap; the address may differ each time.
+
+    Args:
+        registration: of the buffer.
+        size: bytes, as OpenGL said at registration.
+        readonly: registered for reading only.
+        current_size: asks OpenGL for the size now; raises if the buffer is gone.
+        what: the buffer's name for messages.
+    """
+
+    kind = "GlBuffer"
+
+    def __init__(
+        self,
+        registration: Registration,
+        size: int,
+        *,
+        readonly: bool,
+        current_size: Callable[[], int],
+        what: str,
+    ) -> None:
+        self.state = registration.state
+        self.registration = registration
+        self.size = size
+        self.layout = Layout.of((size,), "u1")
+        self.readonly = readonly
+        self._current_size = current_size
+        self._what = what
+
+    def check(self, part: Part) -> None:
+        """Inherited. The driver itself would map the old memory of a buffer that was resized."""
+        super().check(part)
+        if self.registration.mapped:
+            return
+        hint = "Close the handle and register the buffer again"
+        try:
+            now = self._current_size()
+        except NotAllocatedError as error:
+            raise StaleHandleError(f"{self._what} was deleted after it was registered", hint=hint) from error
+        if now != self.size:
+            raise StaleHandleError(
+                f"{self._what} was resized after it was registered",
+                got=f"{now} bytes",
+                expected=f"{self.size} bytes",
+                hint=hint,
+            )
+
+    def open(self, part: Part, stream: Stream, load: bool) -> Share:
+        """Inherited."""
+        registration = self.registration
+        registration.map(stream)
+        try:
+            ptr, nbytes = self.state.driver.graphics_pointer(registration.handle)
+            if nbytes < self.size:
+                raise StaleHandleError(
+                    f"{self._what}", got=f"a mapping of {nbytes} bytes", expected=f"{self.size} bytes"
+                )
+        except BaseException as error:
+            registration.undo_map(stream, error)
+            raise
+        return Share(
+            part, Block(ptr, nbytes, stream, stream.seq, "mapped GL buffer"), Layout.of((nbytes,), "u1")
+        )
+
+    def shut(self, share: Share, stream: Stream) -> None:
+        """Inherited."""
+        share.block.join_uses(stream)
+        self.registration.unmap(stream)
+
+    def __str__(self) -> str:
+        return self._what
+
+
+class ForeignBuffer(Backing):
+    """A buffer that the caller's own functions map (:class:`~cuglue.graphics.glops.CudaGlOps`).
+
+    Those name no stream. So a map's stream waits for everything queued on the device when they mapped, and everything
+    queued after the map waits for the map's consumers before they unmap.
+    """
+
+    kind = "GlBuffer"
+
+    def __init__(self, state: DeviceState | None, resource: int, size: int, ops: CudaGlOps) -> None:
+        if state is not None:  # else there is no runtime, and the handle maps nothing
+            self.state = state
+        self.size = size
+        self.layout = Layout.of((size,), "u1")
+        self.resource = resource
+        self.ops = ops
+
+    def open(self, part: Part, stream: Stream, load: bool) -> Share:
+        """Inherited."""
+        try:
+            answer = self.ops.map(self.resource)
+        except Exception as error:
+            log.warning("the ops of %s could not map it: %s", self, error)
+            raise self._unavailable(f"{type(error).__name__}: {error}") from error
+        if answer is None:
+            raise self._unavailable("None from its ops")
+        try:
+            ptr, nbytes = answer
+            if nbytes < self.size:
+                raise LayoutError(
+                    f"{self}",
+                    got=f"a mapping of {nbytes} bytes from its ops",
+                    expected=f"at least {self.size}",
+                )
+            stream.join_context()
+        except BaseException as error:
+            try:
+                self.ops.unmap(self.resource)
+            except Exception as second:  # noqa: BLE001 - the caller's code; the first error is the one to raise
+                error.add_note(f"its ops could not unmap it: {second}")
+            raise
+        block = Block(ptr, nbytes, stream, stream.submit(), "mapped GL buffer")
+        return Share(part, block, Layout.of((nbytes,), "u1"))
+
+    def post(self, function: Callable[[], object]) -> None:
+        """Inherited. Without a runtime there is no queue, and nothing to give back."""
+        if hasattr(self, "state"):
+            super().post(function)
+
+    def _unavailable(self, got: str) -> MapUnavailableError:
+        return MapUnavailableError(f"{self} cannot be mapped", got=got, reason="ops_failed")
+
+    def shut(self, share: Share, stream: Stream) -> None:
+        """Inherited."""
+        share.block.join_uses(stream)
+        stream.hold_context()
+        self.ops.unmap(self.resource)
+
+    def destroy(self) -> None:
+        """Inherited."""
+        self.ops.unregister(self.resource)
