@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from .hazards import Site
-from .shadow import Clock, join
+from .shadow import Clock
 
 if TYPE_CHECKING:
     from .capture import Capture
@@ -143,7 +143,6 @@ class Scheduler:
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
         self._queues: list[Queue] = []
-        self._gone: dict[int, Clock] = {}
         self.time = 0.0
 
     def add(self, queue: Queue) -> None:
@@ -154,15 +153,7 @@ class Scheduler:
         """Forget ``queue`` once it is empty."""
         queue.closed = True
         if not queue.steps:
-            self._remove(queue)
-
-    def _remove(self, queue: Queue) -> None:
-        self._queues.remove(queue)
-        join(self._gone.setdefault(queue.device, {}), queue.clock)
-
-    def gone(self, device: int) -> Clock:
-        """What the destroyed streams of a device did; whoever waits for the whole device comes after it."""
-        return self._gone.get(device, {})
+            self._queues.remove(queue)
 
     def step(self) -> bool:
         """Run one step; False if no stream can go on."""
@@ -183,7 +174,7 @@ class Scheduler:
                 queue.steps.popleft()
                 queue.finished += 1
             if queue.closed and not queue.steps:
-                self._remove(queue)
+                self._queues.remove(queue)
             self.time += STEP_MILLISECONDS
             return True
         return False

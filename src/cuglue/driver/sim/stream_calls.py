@@ -210,7 +210,7 @@ class StreamCalls(Core):
         own = self._event(event, "context_record")
         self._record(own, queues, "context_record")
         if own.record is not None:
-            join(own.record.clock, self._scheduler.gone(device))
+            join(own.record.clock, self._devices[device].gone)
 
     @driver_call
     def context_wait(self, event: int, device: int) -> None:
