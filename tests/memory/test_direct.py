@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import warnings
 from typing import Any
@@ -100,7 +101,7 @@ def test_B6_one_driver_allocation_per_block(direct: DirectCudaResource) -> None:
         blocks = [direct.allocate(100 + i, stream) for i in range(10)]
     assert counted["malloc"] + counted["malloc_async"] == 10
     spans = sorted((b.ptr, b.ptr + b.nbytes) for b in blocks)
-    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
     with testing.faults.counts() as counted:
         for block in blocks:
             direct.deallocate(block)
@@ -144,8 +145,8 @@ def test_B7_a_forgotten_resource_frees_and_warns(driver: Any) -> None:
     del resource
     gc.collect()
     assert block.resource.bytes_outstanding == 64, "a block keeps its resource alive"
+    del block
     with pytest.warns(ResourceWarning, match="never closed"):
-        del block
         gc.collect()
     stream.state.retire.run_forgotten()
 
