@@ -1,4 +1,4 @@
-"""Maps on a CUDA device, with the libraries that people use there: the main job, and its order proved by held streams."""
+"""Maps on a CUDA device, with the libraries people use there: the main job, and its order proved by held streams."""
 
 from __future__ import annotations
 
