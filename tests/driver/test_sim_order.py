@@ -116,6 +116,31 @@ def test_reads_do_not_conflict_and_ranges_are_exact() -> None:
     assert len(sim.hazards) == 1, "one byte a row is shared"
 
 
+def test_an_ordered_read_does_not_hide_the_write_before_it() -> None:
+    sim = SimDriver()
+    first, second, third = (sim.stream_create(0) for _ in range(3))
+    a, b, c, event = sim.malloc(N, 0), sim.malloc(N, 0), sim.malloc(N, 0), sim.event_create(0)
+    sim.fill_async(a, 1, N, first)
+    sim.event_record(event, first)
+    sim.stream_wait_event(second, event)
+    sim.copy_async(b, a, N, CopyKind.D2D, second)
+    sim.copy_async(c, a, N, CopyKind.D2D, third)
+    assert [(h.first.name, h.second.stream) for h in sim.hazards] == [("fill_async", third)]
+
+
+def test_an_unordered_write_does_not_hide_the_write_before_it() -> None:
+    sim = SimDriver()
+    first, second, third = (sim.stream_create(0) for _ in range(3))
+    a, b, event = sim.malloc(N, 0), sim.malloc(N, 0), sim.event_create(0)
+    sim.fill_async(a, 1, N, first)
+    sim.fill_async(a, 2, N, second)
+    sim.event_record(event, second)
+    sim.stream_wait_event(third, event)
+    sim.copy_async(b, a, N, CopyKind.D2D, third)
+    pairs = [(h.first.stream, h.second.stream) for h in sim.hazards]
+    assert pairs == [(first, second), (first, third)]
+
+
 def test_the_host_must_wait_before_it_looks() -> None:
     sim = SimDriver()
     stream, ptr = sim.stream_create(0), sim.malloc(N, 0)

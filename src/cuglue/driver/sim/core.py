@@ -37,10 +37,9 @@ class Core(State):
 
     # --- streams by handle ----------------------------------------------------------------------------------------
     def _queue(self, handle: int, call: str, device: int | None = None) -> Queue:
-        """The stream that a handle names; 0, 1 and 2 are the default ones of ``device`` or of this thread's device."""
+        """The stream that a handle names; 0, 1 and 2 are the default ones of ``device``, else of device 0."""
         if handle in (0, 1, 2):
-            ordinal = getattr(self._local, "device", 0) if device is None else device
-            return self._default_queue(self._device(ordinal, call), handle)
+            return self._default_queue(self._device(device or 0, call), handle)
         queue = self._streams.get(handle)
         if queue is None:
             raise codes.refused(codes.INVALID_RESOURCE_HANDLE, call, "stream", got=f"{handle:#x}")
@@ -56,10 +55,11 @@ class Core(State):
 
     def _default_queue(self, device: Device, handle: int) -> Queue:
         if handle == 2:
-            thread = threading.get_ident()
-            if thread not in device.per_thread:
-                device.per_thread[thread] = self._new_queue(2, device)
-            return device.per_thread[thread]
+            own: dict[int, Queue] = self._local.__dict__.setdefault("per_thread", {})
+            if device.ordinal not in own:
+                own[device.ordinal] = self._new_queue(2, device)
+                device.per_thread.append(own[device.ordinal])
+            return own[device.ordinal]
         if device.legacy is None:
             device.legacy = self._new_queue(1, device)
         return device.legacy
@@ -163,7 +163,7 @@ class Core(State):
         if queue.handle > 2:
             return
         device = self._devices[queue.device]
-        others = list(device.per_thread.values()) if queue.handle == 1 else [device.legacy]
+        others = list(device.per_thread) if queue.handle == 1 else [device.legacy]
         for other in others:
             if other is not None and not (mark := Mark(other)).reached:
                 self._wait_for(queue, Record((mark,), other.clock), "implicit wait", site)

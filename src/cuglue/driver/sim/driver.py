@@ -45,6 +45,10 @@ class SimDriver(GraphicsCalls, ExternalCalls, VirtualCalls, StreamCalls, GraphCa
 
     def __init__(self, seed: int = 0, devices: int = 1, **options: Any) -> None:
         super().__init__(seed, devices, **options)
+        flags = (n for n, f in Capabilities.__dataclass_fields__.items() if f.type == "bool")
+        self._capabilities = Capabilities(
+            MemoryType.HOST, **{flag: flag not in self._disabled for flag in flags}
+        )
         self._current = CurrentStreams()
         self._events = Handles(0x6000_0000, 32)
         self._kernels = Handles(0x7000_0000, 16)
@@ -70,8 +74,7 @@ class SimDriver(GraphicsCalls, ExternalCalls, VirtualCalls, StreamCalls, GraphCa
     @driver_call
     def capabilities(self, device: int) -> Capabilities:
         """Everything, less what was switched off."""
-        flags = (n for n, f in Capabilities.__dataclass_fields__.items() if f.type == "bool")
-        return Capabilities(MemoryType.HOST, **{name: name not in self._disabled for name in flags})
+        return self._capabilities
 
     @driver_call
     def device_name(self, device: int) -> str:

@@ -18,7 +18,7 @@ from .array_calls import Array, ArrayCalls, array_bytes
 from .memory import Allocation, Bytes
 from .queues import Handles, StillRunning
 from .ranges import linear
-from .shadow import Clock, Use, join
+from .shadow import Clock, Use, join, knows
 from .shared import map_fd, new_fd
 from .state import driver_call
 
@@ -199,6 +199,8 @@ class ExternalCalls(ArrayCalls):
 
         found.newest = self._submit(queue, "semaphore_signal", run)
         if queue.capture is None:
+            # What the host knows, every later wait knows: those need not be remembered.
+            found.signals = [s for s in found.signals if not (found.timeline and knows(self._host, s[1]))]
             found.signals.append((value, dict(queue.clock)))
 
     @driver_call

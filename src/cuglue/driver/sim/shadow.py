@@ -21,9 +21,14 @@ HOST = 0
 
 def join(clock: Clock, other: Clock) -> None:
     """What ``other`` knows becomes known to ``clock``."""
-    for party, count in other.items():
-        if clock.get(party, 0) < count:
-            clock[party] = count
+    for party, number in other.items():
+        if clock.get(party, 0) < number:
+            clock[party] = number
+
+
+def knows(clock: Clock, other: Clock) -> bool:
+    """True if ``clock`` knows everything that ``other`` knows."""
+    return all(clock.get(party, 0) >= number for party, number in other.items())
 
 
 class Use(NamedTuple):

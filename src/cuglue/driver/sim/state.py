@@ -68,7 +68,7 @@ class Device:
     used: int = 0  # bytes live and pooled
     pooled: list[tuple[Allocation, Use, Mark]] = field(default_factory=list)
     legacy: Queue | None = None
-    per_thread: dict[int, Queue] = field(default_factory=dict)
+    per_thread: list[Queue] = field(default_factory=list)
     fault: DevicePoisoned | None = None
     fault_seen: bool = False
     context_waits: list[Record] = field(default_factory=list)
