@@ -53,7 +53,7 @@ _NOT_COPIED = (
     "shared",
 )
 _NO_TESTS = 5
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - |$)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class Judge:
     def _pytest(self, tree: Path, tests: Sequence[str]) -> tuple[int | None, str]:
         """Exit status (None: too slow) and output of the tests of ``tree``."""
         command = [
-            sys.executable, "-m", "pytest", "-x", "-q", "--tb=line", "-p", "no:cacheprovider", "--timeout=60",
+            sys.executable, "-m", "pytest", "-x", "-q", "--tb=line", "-p", "no:cacheprovider", "--timeout=30",
             *(f"--ignore={path}" for path in NOT_JUDGES), *tests,
         ]  # fmt: skip
         # No bytecode: a mutant of the same length within the same second would be taken for its predecessor.

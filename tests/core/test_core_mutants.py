@@ -1,0 +1,116 @@
+"""What only a removed statement showed: each test here fails if one particular line of core goes."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+
+import cuglue
+from cuglue import testing
+from cuglue.core.block import Block
+from cuglue.core.device import device_state
+from cuglue.driver.protocol import CaptureMode
+from cuglue.driver.sim import SimDriver
+from cuglue.errors import CaptureError
+
+N = 4096
+
+
+def test_a_new_block_is_pinned_by_nobody(sim: SimDriver, streams: Any) -> None:
+    assert Block(512, 64, streams(1)[0]).pins == 0
+
+
+def test_a_blocking_drain_waits_for_the_uses(sim: SimDriver, streams: Any) -> None:
+    """Not one look: the work takes more steps than a query runs."""
+    (a,) = streams(1)
+    ptr = sim.malloc(N, 0)
+    for value in range(20):
+        sim.fill_async(ptr, value, N, a.handle)
+    seq = a.submit()
+    ran: list[int] = []
+    a.state.retire.push([(a, seq)], lambda: ran.append(1))
+    assert a.state.retire.drain() == 0
+    with testing.trace(only={"stream_synchronize"}) as waits:
+        assert a.state.retire.drain(block=True) == 1
+    assert (ran, waits) == ([1], [("stream_synchronize", (a.handle,))])
+    sim.free(ptr, 0)
+
+
+def test_a_blocking_drain_does_not_wait_for_work_after_the_uses(sim: SimDriver, streams: Any) -> None:
+    (a,) = streams(1)
+    seq = a.submit()
+    a.synchronize()
+    ran: list[int] = []
+    a.state.retire.push([(a, seq)], lambda: ran.append(1))
+    with testing.Latch(a):  # a wait for the whole stream would never end
+        assert a.state.retire.drain(block=True) == 1
+    assert ran == [1]
+
+
+def test_hold_context_covers_what_others_queued_since_the_last_event(sim: SimDriver, streams: Any) -> None:
+    """Work that bypassed the count (an array library's) came after the newest event."""
+    a, b, c = streams(3)
+    ptr = sim.malloc(N, 0)
+    b.wait_for(a, a.submit())  # a has an event that covers everything we submitted
+    sim.fill_async(ptr, 1, N, a.handle)
+    a.hold_context()
+    sim.fill_async(ptr, 2, N, c.handle)  # in order after the first fill, or a hazard
+    sim.device_synchronize(0)
+    assert sim.hazards == []
+    sim.free(ptr, 0)
+
+
+def test_synchronize_of_a_stream_that_may_not_be_named_waits(sim: SimDriver) -> None:
+    """It was told by number only, so the device is waited for; the handle is left alone."""
+    handle = sim.stream_create(0)
+    a = cuglue.as_stream(handle)
+    ptr = sim.malloc(N, 0)
+    for _ in range(20):
+        sim.fill_async(ptr, 7, N, handle)
+    a.submit()
+    a.synchronize()
+    assert bytes(sim.host_view(ptr, N, False)) == bytes([7]) * N
+    assert sim.hazards == []
+    sim.free(ptr, 0)
+
+
+def test_an_event_recorded_while_the_host_waits_is_kept(sim: SimDriver, streams: Any) -> None:
+    """It covers more than the wait did: given away, another stream would record it before its user waits for it."""
+    a, b, c = streams(3)
+    a.submit()
+    real = sim.stream_synchronize
+
+    def meanwhile(handle: int) -> None:
+        real(handle)
+        b.wait_for(a, a.submit())  # another thread, in the middle of our wait
+
+    sim.stream_synchronize = meanwhile  # type: ignore[method-assign]
+    try:
+        a.synchronize()
+    finally:
+        del sim.stream_synchronize  # type: ignore[attr-defined]
+    with testing.trace(only={"event_record"}) as records:
+        assert c.wait_for(a, a.seq)
+    assert records == [], "the event of that moment is still there and covers it"
+
+
+def test_wait_for_an_event_is_refused_by_a_capture_and_leaves_it_whole(sim: SimDriver, streams: Any) -> None:
+    a, b = streams(2)
+    event = b.record()
+    sim.capture_begin(a.handle, CaptureMode.THREAD_LOCAL)
+    with testing.trace(only={"stream_wait_event"}) as waits, pytest.raises(CaptureError):
+        a.wait(event)
+    assert waits == []
+    sim.graph_destroy(sim.capture_end(a.handle))
+
+
+def test_records_of_dead_streams_go(sim: SimDriver) -> None:
+    known = device_state(sim, 0).streams
+    for _ in range(3):
+        record = cuglue.as_stream(sim.Stream())
+        assert record.handle in known
+        del record
+        gc.collect()
+        assert known == {}
