@@ -54,7 +54,13 @@ def cp() -> Any:
 
 @pytest.fixture
 def torch() -> Any:
-    return pytest.importorskip("torch")
+    """PyTorch, its kernels loaded: loading one waits for the device, and so for a stream that a test holds."""
+    loaded = pytest.importorskip("torch")
+    tensor = loaded.zeros(16, dtype=loaded.uint8, device="cuda")
+    tensor ^= 255
+    tensor[...] = 1
+    tensor.clone()
+    return loaded
 
 
 def picture(width: int = 640, height: int = 480, seed: int = 0) -> np.ndarray[Any, Any]:

@@ -181,16 +181,13 @@ class GlBacking(Backing):
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
         """Inherited. On the context's thread; driver errors say what is known there."""
-        answer: T = self.registration.ops.call(self._explained, function, *args)
-        return answer
-
-    def _explained(self, function: Callable[..., T], *args: Any) -> T:
+        ops = self.registration.ops
         try:
-            return function(*args)
+            return ops.call(function, *args)
         except CuglueError as error:
             cause = error if isinstance(error, DriverError) else error.__cause__
             if isinstance(cause, DriverError):
-                explain(cause, self.state.driver, self.state.device)
+                ops.call(explain, cause, self.state.driver, self.state.device)
             raise
 
     def post(self, function: Callable[[], object]) -> None:

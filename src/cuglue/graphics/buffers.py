@@ -81,9 +81,8 @@ class GlBuffer(GlBacking):
         except BaseException as error:
             registration.undo_map(stream, error)
             raise
-        return Share(
-            part, Block(ptr, nbytes, stream, stream.seq, "mapped GL buffer"), Layout.of((nbytes,), "u1")
-        )
+        layout = self.layout if nbytes == self.size else Layout.of((nbytes,), "u1")
+        return Share(part, Block(ptr, nbytes, stream, stream.seq, "mapped GL buffer"), layout)
 
     def shut(self, share: Share, stream: Stream) -> None:
         """Inherited."""

@@ -274,14 +274,17 @@ class CudaHandle(Owned):
                 expected="a stream that both threads can name",
                 hint="Map on a stream object",
             )
-        if not backing.alive:
+        backing.state.retire.drain()
+        try:
+            return backing.call(
+                self._life.map, where, part, writable, load, readonly or backing.readonly, alias, join
+            )
+        except ClosedError as error:
+            if backing.alive:
+                raise
             raise MapUnavailableError(
                 f"{self!r}", got="an OpenGL context that is gone", hint="Keep it open", reason="ops_failed"
-            )
-        backing.state.retire.drain()
-        return backing.call(
-            self._life.map, where, part, writable, load, readonly or backing.readonly, alias, join
-        )
+            ) from error
 
     # --- the end --------------------------------------------------------------------------------------------------
     def close(self) -> None:

@@ -119,12 +119,14 @@ class Life:
     # --- leaving --------------------------------------------------------------------------------------------------
     def leave(self, m: CudaMap, stream: Stream, current: Stream, publish: bool) -> None:
         """Leave a map, on the thread where that has to happen; called by the map."""
-        if self.backing.alive:
+        try:
             self.backing.call(self.leave_here, m, stream, current, publish)
-            return
-        with self._lock:
-            if not m.released:
-                self._drop(m)  # with its context went whatever could be given back
+        except ClosedError:
+            if self.backing.alive:
+                raise
+            with self._lock:
+                if not m.released:
+                    self._drop(m)  # with its context went whatever could be given back
 
     def leave_here(self, m: CudaMap, stream: Stream, current: Stream, publish: bool) -> None:
         """:meth:`leave`, on the right thread already."""
@@ -170,14 +172,16 @@ class Life:
     # --- the end --------------------------------------------------------------------------------------------------
     def close(self) -> None:
         """One handle less; with the last one the registration ends, now or when the last live map is left."""
-        if self.backing.alive:
+        try:
             self.backing.call(self.close_here)
-            return
-        with self._lock:
-            self._users -= 1
-            if self._users <= 0:
-                self._state = step(HANDLE, self._state, "close", self.name)
-                self._destroyed = True  # with its context went the registration
+        except ClosedError:
+            if self.backing.alive:
+                raise
+            with self._lock:
+                self._users -= 1
+                if self._users <= 0:
+                    self._state = step(HANDLE, self._state, "close", self.name)
+                    self._destroyed = True  # with its context went the registration
 
     def close_here(self) -> None:
         """:meth:`close`, on the right thread already. Where it fails nothing has changed."""

@@ -58,10 +58,10 @@ class CudaMap(Exporter):
         "_consumers",
         "_everybody",
         "_hidden",
+        "_ledger",
         "_life",
         "_pid",
         "_state",
-        "ledger",
         "published",
         "readonly",
         "share",
@@ -90,7 +90,7 @@ class CudaMap(Exporter):
         self._consumers: dict[Stream, None] = {stream: None}  # a set that keeps its order
         self._everybody = everybody
         self._cai_read = False
-        self.ledger = ExportLedger()
+        self._ledger: ExportLedger | None = None  # made by the first export
         self.stream = stream
         self.writable = writable
         self.readonly = readonly
@@ -174,6 +174,13 @@ class CudaMap(Exporter):
     def memory_type(self) -> MemoryType:
         """Where the memory lies, as DLPack says it: on the host for the simulated device."""
         return self.stream.state.capabilities.device_type
+
+    @property
+    def ledger(self) -> ExportLedger:
+        """The live exports of this map."""
+        if self._ledger is None:
+            self._ledger = ExportLedger()
+        return self._ledger
 
     def check_exportable(self) -> None:
         """Raise ClosedError if the map was left."""
@@ -325,7 +332,7 @@ class CudaMap(Exporter):
             # Never a handle that may be dead by now.
             where = self.stream if self.stream.nameable() else current
         self._life.leave(self, where, current, publish)
-        if not self._life.backing.survives:
+        if (self._cai_read or self._ledger is not None) and not self._life.backing.survives:
             self.ledger.check_leave(self._life.name, reader=self if self._cai_read else None)
 
     def advance(self, event: str) -> None:
