@@ -6,6 +6,7 @@ Owns the public face. The calls are in the ``*_calls`` modules.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Collection
 from typing import Any
 
 from ..protocol import Capabilities, MemoryType
@@ -43,8 +44,16 @@ class SimDriver(GraphicsCalls, ExternalCalls, VirtualCalls, StreamCalls, GraphCa
 
     name = "sim"
 
-    def __init__(self, seed: int = 0, devices: int = 1, **options: Any) -> None:
-        super().__init__(seed, devices, **options)
+    def __init__(
+        self,
+        seed: int = 0,
+        devices: int = 1,
+        *,
+        memory_bytes: int = 4 << 30,
+        wait_limit: float = 10.0,
+        disable: Collection[str] = (),
+    ) -> None:
+        super().__init__(seed, devices, memory_bytes=memory_bytes, wait_limit=wait_limit, disable=disable)
         flags = (n for n, f in Capabilities.__dataclass_fields__.items() if f.type == "bool")
         self._capabilities = Capabilities(
             MemoryType.HOST, **{flag: flag not in self._disabled for flag in flags}
@@ -74,6 +83,7 @@ class SimDriver(GraphicsCalls, ExternalCalls, VirtualCalls, StreamCalls, GraphCa
     @driver_call
     def capabilities(self, device: int) -> Capabilities:
         """Everything, less what was switched off."""
+        self._check_ordinal(device, "capabilities")
         return self._capabilities
 
     @driver_call
@@ -89,7 +99,7 @@ class SimDriver(GraphicsCalls, ExternalCalls, VirtualCalls, StreamCalls, GraphCa
     # --- streams as objects ---------------------------------------------------------------------------------------
     def Stream(self, device: int = 0) -> SimStream:
         """A new stream, as an object."""
-        return SimStream(self, self._current, device)
+        return SimStream(self, self._current, self._dropped, device)
 
     def current_stream(self, stream: Any) -> StreamChoice:
         """Make ``stream`` current on this thread, until the end of the ``with`` if used in one."""
@@ -122,6 +132,7 @@ class SimDriver(GraphicsCalls, ExternalCalls, VirtualCalls, StreamCalls, GraphCa
     def inventory(self) -> dict[str, int]:
         """What is alive, for leak checks: counts, and bytes where the name says so."""
         with self._changed:
+            self._destroy_dropped()
             live = self._space.live()
             kinds = ("malloc", "malloc_async", "malloc_managed", "host_alloc")
             return {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from random import Random
@@ -82,12 +82,12 @@ class State:
 
     def __init__(
         self,
-        seed: int = 0,
-        devices: int = 1,
+        seed: int,
+        devices: int,
         *,
-        memory_bytes: int = 4 << 30,
-        wait_limit: float = 10.0,
-        disable: Collection[str] = (),
+        memory_bytes: int,
+        wait_limit: float,
+        disable: Collection[str],
     ) -> None:
         unknown = set(disable) - set(Capabilities.__dataclass_fields__)
         if unknown or devices < 1:
@@ -107,6 +107,7 @@ class State:
         self._scheduler = Scheduler(seed)
         self._graph_random = Random(seed)
         self._streams: Handles[Queue] = Handles(0x5000_0000, 64)
+        self._dropped: deque[int] = deque()  # streams whose objects are gone
         self._parties = HOST  # newest party of the clocks
         self._host: Clock = {}
         self._captures: list[Capture] = []
@@ -124,18 +125,31 @@ class State:
             raise codes.refused(
                 codes.NOT_PERMITTED, call, "driver call from a host callback or a sim function"
             )
+        self._destroy_dropped()
         self.counts[call] += 1
+
+    def _destroy_dropped(self) -> None:
+        """Destroy the streams whose objects were dropped."""
+        while self._dropped:
+            self._forget_stream(self._dropped.popleft())
+
+    def _forget_stream(self, handle: int) -> None:
+        """Destroy a stream, whatever state its device is in (``stream_calls``)."""
+        raise NotImplementedError
 
     def _device(self, ordinal: int, call: str) -> Device:
         """The device, unless it is poisoned."""
-        if not 0 <= ordinal < len(self._devices):
-            raise codes.refused(
-                codes.INVALID_DEVICE, call, f"device {ordinal}", expected=f"0 to {len(self._devices) - 1}"
-            )
+        self._check_ordinal(ordinal, call)
         device = self._devices[ordinal]
         if device.fault is not None and device.fault_seen:
             raise codes.poisoned(device.fault.code, call, f"device {ordinal}: {device.fault.what}")
         return device
+
+    def _check_ordinal(self, ordinal: int, call: str) -> None:
+        if not 0 <= ordinal < len(self._devices):
+            raise codes.refused(
+                codes.INVALID_DEVICE, call, f"device {ordinal}", expected=f"0 to {len(self._devices) - 1}"
+            )
 
     def _needs(self, capability: str, call: str) -> None:
         if capability in self._disabled:

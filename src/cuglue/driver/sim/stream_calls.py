@@ -46,12 +46,17 @@ class StreamCalls(Core):
         """Destroy it; queued work still runs, a capture under way is lost."""
         if stream in (0, 1, 2):
             raise codes.refused(codes.INVALID_RESOURCE_HANDLE, "stream_destroy", "a default stream")
-        queue = self._queue(stream, "stream_destroy")
+        self._queue(stream, "stream_destroy")
+        self._forget_stream(stream)
+
+    def _forget_stream(self, handle: int) -> None:
+        queue = self._streams.get(handle)
+        if queue is None:  # somebody destroyed it by its handle
+            return
         if queue.capture is not None:
             self._lose_capture(queue.capture, queue)
-        self._streams.pop(stream)
+        self._streams.pop(handle)
         self._scheduler.retire(queue)
-        join(self._devices[queue.device].gone, queue.clock)
 
     @driver_call
     def stream_query(self, stream: int) -> bool:

@@ -7,6 +7,7 @@ play on CUDA.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -23,10 +24,13 @@ class _Streams(Protocol):
 class SimStream:
     """A stream of the simulated device: ``.ptr``, ``.device``, current inside ``with``, destroyed when dropped."""
 
-    def __init__(self, driver: _Streams, current: CurrentStreams, device: int = 0) -> None:
+    def __init__(
+        self, driver: _Streams, current: CurrentStreams, dropped: deque[int], device: int = 0
+    ) -> None:
         self.ptr = 0
         self.device = device
         self._driver = driver
+        self._dropped = dropped
         self._current = current
         self._entered: list[StreamChoice] = []
         self.ptr = driver.stream_create(device)
@@ -59,10 +63,10 @@ class SimStream:
         self._entered.pop().restore()
 
     def __del__(self) -> None:
-        try:
-            self.close()
-        except Exception:  # noqa: BLE001 - the device may be poisoned; a finaliser can tell nobody
-            pass
+        if self.ptr:
+            self._dropped.append(
+                self.ptr
+            )  # any thread, perhaps inside a driver call: the next call destroys it
 
     def __repr__(self) -> str:
         return f"SimStream(ptr={self.ptr:#x}, device={self.device})"

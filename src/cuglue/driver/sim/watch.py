@@ -3,7 +3,7 @@
 Owns the views handed out of one allocation and the checksums of bytes that queued operations use. A host write that
 comes between the queueing of an operation and the wait for it changes a checksum that no operation changed; so does
 any host write to bytes that were only viewed read-only. Must not know queues: it is told when an operation is queued,
-runs, and becomes known to the host. Host reads cannot be seen; :mod:`core` judges those when the view is taken.
+runs, and becomes known to the host. Host reads cannot be seen; the state judges those when the view is taken.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .hazards import Operation
-from .ranges import Range, linear
+from .ranges import Range
 from .shadow import Clock, Use
 
 Report = Callable[[str, Range, Operation, Operation], None]
@@ -114,8 +114,3 @@ class Watch:
 
 def _read_only(view: _View, range: Range) -> bool:
     return view.checksum is not None and view.range.overlaps(range)
-
-
-def whole(data: npt.NDArray[np.uint8]) -> Range:
-    """The range of all bytes of an allocation."""
-    return linear(0, data.nbytes)
