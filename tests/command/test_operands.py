@@ -200,7 +200,7 @@ def test_a_stranger_by_its_array_interface(sim: SimDriver) -> None:
 
 def test_makers_are_found_once_for_each_type(place: Place) -> None:
     for _ in range(2):
-        with pytest.raises(UsageError, match="runtime.create"):
+        with pytest.raises(UsageError, match=r"runtime\.create"):
             operand_of(np.zeros(3), place)
         with pytest.raises(UsageError, match="operand of type str"):
             operand_of("x", place)

@@ -269,6 +269,7 @@ def test_a_failing_wait_leaves_the_blocks_as_they_were(rt: Runtime, driver: Any,
     with fail(method, driver=driver), pytest.raises(DriverError, match="made to fail"):
         rt.launch(INCREMENT, 1, N, InOut(x), N, 1, stream=rt.stream(2))
     assert list(x.block.uses()) == before
+    x.trust()
     rt.launch(INCREMENT, 1, N, InOut(x), N, 1, stream=rt.stream(2))
     assert set(rt.read(x, dtype="i4").result()) == {1}
 

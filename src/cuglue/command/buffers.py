@@ -21,6 +21,7 @@ from ..exchange.view import ArrayView
 from ..layout import Layout, pitched
 from ..lifecycle import BlockState
 from .operands import Operand, Place, partners_of
+from .taint import clear
 
 Release = Callable[[Any], None]
 
@@ -79,11 +80,10 @@ class _GiveBack:
 class _Cell:
     """What buffers of one identity share: the memory, once there is some."""
 
-    __slots__ = ("failure", "storage")
+    __slots__ = ("storage",)
 
     def __init__(self, storage: Storage | None) -> None:
         self.storage = storage
-        self.failure: BaseException | None = None  # why there never was any
 
 
 class Buffer:
@@ -115,14 +115,11 @@ class Buffer:
             raise ClosedError(repr(self), got="a use", expected="an open buffer")
         storage = self._cell.storage
         if storage is None:
-            error = StorageHandleNotFound(
+            raise StorageHandleNotFound(
                 f"a buffer of {self.nbytes} bytes has no memory",
                 got="never bound, or its memory was bound to another buffer",
                 hint="Bind it: command.bind(command.reserve(n), buffer)",
             )
-            if self._cell.failure is not None:
-                raise error from self._cell.failure
-            raise error
         if storage.block.state is not BlockState.LIVE:
             raise StorageHandleNotFound(
                 f"the memory of {self!r} was freed", hint="Its resource was closed under it"
@@ -217,6 +214,11 @@ class Buffer:
         layout.fits(0, self.nbytes)
         return ArrayView(storage, storage.block.ptr + self.offset, layout)
 
+    def trust(self) -> None:
+        """Take the bytes as they are, also those that a failed launch should have written."""
+        block = self.storage.block
+        clear([(block, self.offset, self.offset + self.nbytes)])
+
     def close(self) -> None:
         """Let the memory go; it is freed in stream order if nobody else refers to it. Closing again does nothing.
 
@@ -279,6 +281,7 @@ def bind_storage(reserved: Buffer, new: Buffer) -> None:
         raise ArgumentError(
             repr(new), got=f"a reservation of {storage.block.size} bytes", expected="one as large"
         )
+    storage.block.taint = None  # whoever binds it says that its bytes are what they should be
     reserved._cell.storage, new._cell.storage = None, storage
 
 

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from ..core.stream import Stream
+from ..driver.protocol import Access
 from ..errors import ArgumentError, ClosedError, UsageError, WrongThreadError
 from . import copies
 from .buffers import Buffer, CopyDescriptor, bind_storage
@@ -21,6 +22,8 @@ from .kernels import KernelContext
 from .lanes import Lane, ResolvedStreams
 from .launch import launch
 from .operands import Declared, operand_of
+from .perform import Skipped
+from .taint import Failure, Range, claim, ranges, without
 
 
 class DeviceResource(NamedTuple):
@@ -33,6 +36,8 @@ class DeviceResource(NamedTuple):
 
 class Command:
     """A unit of work. Made by ``runtime.command(...)``; use it in ``with``, on one thread, once.
+
+    An exception that leaves the ``with`` block leaves what was declared to be written, and was not yet, as unwritten.
 
     Args:
         ctx: the compiled kernels of the device.
@@ -58,6 +63,7 @@ class Command:
         self._entered = False
         self._closed = False
         self._declared = {id(d.array): d for d in streams.declared}
+        self._journal: list[Range] = []
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"cursor={self._streams.cursor}"
@@ -91,6 +97,9 @@ class Command:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and not self._closed:
+            writes = ranges(self._streams.uses.entries, Access.WRITE)
+            claim(without(writes, self._journal), Failure(error))
         self.close()
 
     def close(self) -> None:
@@ -98,6 +107,7 @@ class Command:
         if not self._closed:
             self._closed = True
             self._declared = {}
+            self._journal = []
 
     # --- what it is -------------------------------------------------------------------------------------------------
     @property
@@ -152,7 +162,8 @@ class Command:
 
         Ordering: may block in the driver while more is pinned.
         """
-        return self._lane().host.take(nbytes)
+        lane = self._lane()
+        return lane.host.take(nbytes, grow=lane.window is None)
 
     def create_with_data(self, data: Any) -> Buffer:
         """A new buffer that holds a copy of ``data``: bytes, an array, a CPU tensor, or what numpy.asarray takes.
@@ -174,7 +185,7 @@ class Command:
 
     def write_to_gpu(self, descriptor: CopyDescriptor, data: Any) -> None:
         """Copy host bytes to the device: see :func:`cuglue.command.copies.write_to_gpu`."""
-        copies.write_to_gpu(self._lane(), descriptor, data)
+        copies.write_to_gpu(self._lane(), descriptor, data, self._journal)
 
     def write_to_cpu(self, descriptor: CopyDescriptor, buffer: Any, stream: object = None) -> None:
         """Copy device memory into ``buffer``: see :func:`cuglue.command.copies.write_to_cpu`.
@@ -188,7 +199,7 @@ class Command:
         copies.write_to_cpu(lane if stream is None else self._streams.lane(stream), descriptor, buffer)
 
     # --- work -------------------------------------------------------------------------------------------------------
-    def kernel(self, kernel: Any, grid: Any, block: Any, *args: Any, shared: int = 0) -> None:
+    def kernel(self, kernel: Any, grid: Any, block: Any, *args: Any, shared: int = 0) -> Skipped | None:
         """Enqueue a kernel. Arguments declared to the command are given bare, others as In(x), Out(x) or InOut(x).
 
         Args:
@@ -200,11 +211,14 @@ class Command:
         Ordering: only enqueues. That the driver takes the launch says nothing about its execution: a fault in it is
             raised by the next wait.
 
+        Returns:
+            None; or why it was not run: it would have read bytes that were never written.
+
         Raises:
             LaunchError: the arguments do not fit the kernel, or the driver refused; nothing was enqueued.
             UsageError: memory that was not declared.
         """
-        launch(
+        return launch(
             self._context,
             self._lane(),
             kernel,
@@ -214,6 +228,7 @@ class Command:
             shared=shared,
             strict=self._strict,
             declared=self._declaration,
+            journal=self._journal,
         )
 
     def _declaration(self, argument: Any) -> Declared | None:

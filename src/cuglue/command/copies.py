@@ -22,11 +22,15 @@ from .futures import Future
 from .hostmem import HostBuffer, PinnedMemory, address_of, root_of
 from .lanes import Lane
 from .operands import Operand, operand_of
-from .resolve import Uses, submit
+from .perform import perform
+from .resolve import Uses
 from .staging import Source, staging
+from .taint import Range, check_written, ranges
 
 
-def write_to_gpu(lane: Lane, descriptor: CopyDescriptor, data: Any) -> None:
+def write_to_gpu(
+    lane: Lane, descriptor: CopyDescriptor, data: Any, journal: list[Range] | None = None
+) -> None:
     """Enqueue a copy of host bytes into device memory.
 
     Args:
@@ -34,6 +38,7 @@ def write_to_gpu(lane: Lane, descriptor: CopyDescriptor, data: Any) -> None:
         descriptor: what is written.
         data: bytes, a bytearray, memoryview, mmap, NumPy array, CPU tensor or host buffer, C-contiguous and exactly as
             large as the descriptor says.
+        journal: gets the bytes that were written.
 
     Ordering: only enqueues, but for copying the bytes aside.
     Ownership: pinned data is read by the device later: it is kept alive until then, and must not be changed. Any other
@@ -56,16 +61,19 @@ def write_to_gpu(lane: Lane, descriptor: CopyDescriptor, data: Any) -> None:
     shape = descriptor.copy_shape
     operand = _checked_operand(lane, descriptor)
     decision = staging(source.nbytes, _kind(source))
-    lane.stream.refuse_capture("copy host bytes")
-    if decision.staged:
-        staged: npt.NDArray[Any] = lane.host.take(source.nbytes)
+    lane.refuse_other_capture("copy host bytes")
+    recording = lane.window is not None  # a graph reads the bytes at every replay: they must be its own
+    if decision.staged or recording:
+        staged: npt.NDArray[Any] = lane.host.take(source.nbytes, grow=not recording)
         staged[...] = source
         source = staged
     uses = Uses()
-    uses.add(operand, Access.WRITE)
-    submit(lane.stream, uses, partial(_upload, lane, shape, operand.ptr, address_of(source)))
-    lane.drops.push(source, source.nbytes)
-    if decision.flush:
+    uses.add(operand, Access.WRITE, shape)
+    perform(
+        lane, uses, partial(_upload, lane, shape, operand.ptr, address_of(source)), "write", journal=journal
+    )
+    lane.hold(source, source.nbytes)
+    if decision.flush and not recording:
         lane.drops.flush()
     lane.settle()
 
@@ -92,8 +100,9 @@ def write_to_cpu(lane: Lane, descriptor: CopyDescriptor, data: Any) -> None:
             expected=f"{descriptor.nbytes}, as its descriptor says",
         )
     if target.nbytes:
+        lane.refuse_other_capture("copy host bytes")
         _download(lane, descriptor, target)
-        lane.drops.push((target, view), target.nbytes)
+        lane.hold((target, view), target.nbytes)
         lane.settle()
 
 
@@ -189,7 +198,9 @@ def _download(lane: Lane, descriptor: CopyDescriptor, target: npt.NDArray[Any]) 
     shape = descriptor.copy_shape
     operand = _checked_operand(lane, descriptor)
     uses = Uses()
-    uses.add(operand, Access.READ)
+    uses.add(operand, Access.READ, shape)
+    if uses.tainted:
+        check_written(ranges(uses.entries, Access.READ))
     driver, handle = lane.stream.driver, lane.stream.handle
     host, device = address_of(target), operand.ptr
 
@@ -201,7 +212,7 @@ def _download(lane: Lane, descriptor: CopyDescriptor, target: npt.NDArray[Any]) 
                 host, shape.width, device, shape.pitch, shape.width, shape.height, CopyKind.D2H, handle
             )
 
-    submit(lane.stream, uses, enqueue)
+    perform(lane, uses, enqueue, "read")
 
 
 def _upload(lane: Lane, shape: CopyShape, device: int, host: int) -> None:

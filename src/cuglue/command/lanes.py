@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..core.device import DeviceState
 from ..core.stream import Stream, as_stream
 from ..driver.protocol import Access
 from ..errors import BufferTooBig, DevicePoisoned, ResourceError, SeveralErrors, UsageError
+from ..lifecycle import CaptureState
 from ..memory.resource import DeviceMemoryResource
 from .buffers import Buffer, Storage, unallocated
 from .hostmem import HostPool
 from .operands import Declared, Place, operand_of
 from .resolve import Uses
 from .staging import DropQueue
+from .window import Primed, Window
 
 _LANES = 64  # lanes of streams that are not ours; beyond it idle ones go
 
@@ -30,9 +33,25 @@ class Lane:
         stream: the record of the stream.
         cursor: commands resolved on it so far.
         drops: host bytes and other things that work queued here still needs.
+        window: the capture under way, from the beginning of its recording to the end; else None.
+        warmup: memory of the capture that is being prepared; else None.
+        capture_state, capture_owner: how far a capture of this stream is, and whose it is.
     """
 
-    __slots__ = ("__weakref__", "cursor", "drops", "host", "place", "resource", "stream", "total")
+    __slots__ = (
+        "__weakref__",
+        "capture_owner",
+        "capture_state",
+        "cursor",
+        "drops",
+        "host",
+        "place",
+        "resource",
+        "stream",
+        "total",
+        "warmup",
+        "window",
+    )
 
     def __init__(
         self, stream: Stream, place: Place, resource: DeviceMemoryResource, host: HostPool, total: int
@@ -44,6 +63,10 @@ class Lane:
         self.total = total  # bytes of the device
         self.cursor = 0
         self.drops = DropQueue(stream)
+        self.capture_state = CaptureState.NONE
+        self.capture_owner: Any = None
+        self.window: Window | None = None
+        self.warmup: Primed | None = None
 
     def reserve(self, nbytes: int, tag: str = "buffer") -> Buffer:
         """Allocate on this stream.
@@ -67,6 +90,8 @@ class Lane:
                 expected=f"at most {self.total}",
                 requested=nbytes,
             )
+        if self.window is not None:
+            return self._buffer(self.window.reserve(nbytes), nbytes)
         self.stream.refuse_capture("allocate memory")
         state.retire.run_forgotten()
         try:
@@ -84,7 +109,8 @@ class Lane:
             block.finish(
                 self.stream, Access.WRITE
             )  # one stamp for every resource: there once the allocation is
-        return self._buffer(Storage(block, self.resource.deallocate), nbytes)
+        release = self.resource.deallocate if self.warmup is None else self.warmup.take_back
+        return self._buffer(Storage(block, release), nbytes)
 
     def _buffer(self, storage: Storage, nbytes: int) -> Buffer:
         buffer = Buffer(self.place, nbytes)
@@ -111,11 +137,24 @@ class Lane:
     @property
     def idle(self) -> bool:
         """Whether nothing is lost if the lane goes."""
-        return not self.drops.staged and not self.drops.pending
+        held = self.drops.staged or self.drops.pending
+        return not held and self.capture_state is CaptureState.NONE
+
+    def refuse_other_capture(self, what: str) -> None:
+        """Raise CaptureError if the stream captures a graph that is not ours: nothing could be kept for its replays."""
+        if self.window is None:
+            self.stream.refuse_capture(what)
+
+    def hold(self, thing: object, nbytes: int) -> None:
+        """Keep host bytes until the work queued here is done; in a capture, as long as the graph lives."""
+        if self.window is not None:
+            self.window.hold(thing)
+        else:
+            self.drops.push(thing, nbytes)
 
     def settle(self) -> None:
         """After an operation: let go what is due. Blocks only for work of two flushes ago."""
-        if self.drops.due and not self.stream.capturing:
+        if self.window is None and self.drops.due and not self.stream.capturing:
             self.drops.flush()
             self.host.settle()
 
@@ -137,13 +176,22 @@ class _OwnStream:
 
 
 class _Destroy:
-    __slots__ = ("_ptr", "_state")
+    """Destroys a stream. The collector runs finalisers in any order, so memory that is still to be freed on the stream
+    may be in the queue behind: it goes first.
+    """
+
+    __slots__ = ("_ptr", "_state", "_waited")
 
     def __init__(self, state: DeviceState, ptr: int) -> None:
         self._state = state
         self._ptr = ptr
+        self._waited = False
 
     def __call__(self) -> None:
+        if not self._waited:
+            self._waited = True
+            self._state.retire.push((), self)
+            return
         self._state.driver.stream_destroy(self._ptr)
 
 
@@ -223,7 +271,7 @@ class Lanes:
         with self._state.ordering:
             uses.prepare(current.stream)
             current.cursor += 1
-            return ResolvedStreams(self, current, tuple(declared), current.cursor)
+            return ResolvedStreams(self, current, tuple(declared), uses, current.cursor)
 
     def close(self) -> None:
         """Let everything go. Blocks the host until it may go; a device that is lost is not waited for."""
@@ -251,16 +299,19 @@ class ResolvedStreams:
 
     Attributes:
         current: the lane of the stream the command is issued on.
-        declared: what the command works on.
+        declared, uses: what the command works on.
         cursor: of the current stream, after this resolution.
     """
 
-    __slots__ = ("_lanes", "current", "cursor", "declared")
+    __slots__ = ("_lanes", "current", "cursor", "declared", "uses")
 
-    def __init__(self, lanes: Lanes, current: Lane, declared: tuple[Declared, ...], cursor: int) -> None:
+    def __init__(
+        self, lanes: Lanes, current: Lane, declared: tuple[Declared, ...], uses: Uses, cursor: int
+    ) -> None:
         self._lanes = lanes
         self.current = current
         self.declared = declared
+        self.uses = uses
         self.cursor = cursor
 
     def lane(self, stream: object) -> Lane:

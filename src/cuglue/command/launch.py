@@ -12,7 +12,9 @@ from ..errors import LaunchError
 from .kernels import Kernel, KernelContext, dimensions
 from .lanes import Lane
 from .operands import Declared
+from .perform import Skipped, perform
 from .resolve import bind
+from .taint import Range
 
 
 def launch(
@@ -26,10 +28,13 @@ def launch(
     shared: int = 0,
     strict: bool = False,
     declared: Callable[[Any], Declared | None] | None = None,
-) -> None:
+    journal: list[Range] | None = None,
+) -> Skipped | None:
     """Enqueue ``kernel`` on the stream of ``lane``, after everything that its arguments wait for.
 
-    A grid with a zero in it launches nothing and succeeds; its arguments are checked all the same.
+    A grid with a zero in it launches nothing and succeeds; its arguments are checked all the same. A kernel that would
+    read bytes which were never written, because the work that should have is the one that failed, is not run: its
+    outputs count as unwritten too, and the answer says why.
 
     Ordering: only enqueues. The host blocks while a kernel is compiled, at its first launch.
 
@@ -42,8 +47,9 @@ def launch(
     if type(shared) is not int or shared < 0:
         raise LaunchError("shared memory", got=repr(shared), expected="a size in bytes, 0 or more")
     known = isinstance(kernel, Kernel)
+    name = kernel.name if known else getattr(kernel, "name", "kernel")
     bound = bind(
-        kernel.name if known else getattr(kernel, "name", "kernel"),
+        name,
         kernel.parameters if known else None,
         args,
         lane.place,
@@ -51,15 +57,16 @@ def launch(
         strict=strict,
         spans=context.simulated,
     )
-    handle = context.handle(kernel)
+    loaded = context.handle(kernel)
     if 0 in grid_:
-        return
-    stream, uses = lane.stream, bound.uses
-    state = stream.state
+        return None
+    state, handle = lane.stream.state, lane.stream.handle
     if state.retire.forgotten:
         state.retire.run_forgotten()
-    with state.ordering:
-        uses.prepare(stream)
-        state.driver.kernel_launch(handle, grid_, block_, bound.values, bound.spans, shared, stream.handle)
-        uses.finish(stream)
+
+    def enqueue() -> None:
+        state.driver.kernel_launch(loaded, grid_, block_, bound.values, bound.spans, shared, handle)
+
+    skipped = perform(lane, bound.uses, enqueue, name, journal=journal)
     lane.settle()
+    return skipped

@@ -15,7 +15,7 @@ from ..core.block import BlockLife
 from ..core.stream import Stream
 from ..driver.protocol import Access, Span, SurfaceArg
 from ..errors import CuglueError, LaunchError, LayoutError, StreamMisuse, UsageError
-from ..layout import contiguous_strides
+from ..layout import CopyShape, contiguous_strides
 from .operands import Declared, Operand, Place, is_tracked, operand_of
 from .scalars import by_value, converter
 from .signature import Parameter
@@ -24,20 +24,32 @@ _BYTES = np.dtype("u1")
 _COMPLEX = {np.dtype("c8"): np.dtype("f4"), np.dtype("c16"): np.dtype("f8")}
 
 
+class Use(NamedTuple):
+    """One use of an operand.
+
+    Attributes:
+        shape: the bytes touched, from the operand's first one on; None: all of them.
+    """
+
+    operand: Operand
+    access: Access
+    shape: CopyShape | None
+
+
 class Uses:
     """What one operation (or one command) does with memory. A block used twice is used once, in both ways."""
 
-    __slots__ = ("accesses", "blocks", "operands", "partners")
+    __slots__ = ("accesses", "blocks", "entries", "partners")
 
     def __init__(self) -> None:
-        self.operands: list[tuple[Operand, Access]] = []
+        self.entries: list[Use] = []
         self.blocks: list[BlockLife] = []
         self.accesses: list[Access] = []
         self.partners: list[Stream] = []
 
-    def add(self, operand: Operand, access: Access) -> None:
+    def add(self, operand: Operand, access: Access, shape: CopyShape | None = None) -> None:
         """Add a use."""
-        self.operands.append((operand, access))
+        self.entries.append(Use(operand, access, shape))
         block = operand.block
         if block is not None:
             for index, other in enumerate(self.blocks):
@@ -50,6 +62,14 @@ class Uses:
         for partner in operand.partners:
             if partner not in self.partners:
                 self.partners.append(partner)
+
+    @property
+    def tainted(self) -> bool:
+        """Whether any block has bytes that were never written: the quick question before the exact one."""
+        for block in self.blocks:  # noqa: SIM110 - on every launch, and a generator costs more than the loop
+            if block.taint is not None:
+                return True
+        return False
 
     def prepare(self, stream: Stream) -> int:
         """Queue on ``stream`` every wait that the operation needs; the number queued.
@@ -84,17 +104,6 @@ class Uses:
         if failed is not None:
             stream.synchronize()
             raise failed
-
-
-def submit(stream: Stream, uses: Uses, enqueue: Callable[[], None]) -> int:
-    """Order, enqueue, stamp: the one way an operation reaches a stream. Gives its seq.
-
-    Ordering: only enqueues. If ``enqueue`` raises nothing is stamped; the extra waits before it do no harm.
-    """
-    with stream.state.ordering:
-        uses.prepare(stream)
-        enqueue()
-        return uses.finish(stream)
 
 
 class Bound(NamedTuple):

@@ -22,6 +22,7 @@ from ..memory.direct import DirectCudaResource
 from ..memory.resource import DeviceMemoryResource
 from . import copies
 from .buffers import Buffer
+from .capture import Capture
 from .command import Command, create
 from .futures import Future
 from .hostmem import HostBuffer
@@ -29,6 +30,7 @@ from .kernels import KernelContext
 from .lanes import Lanes, unless_lost
 from .launch import launch
 from .operands import Declared, Place
+from .perform import Skipped
 
 _services = itertools.count(1)
 
@@ -150,7 +152,7 @@ class Runtime(Owned):
         stream: object = None,
         shared: int = 0,
         strict: bool = False,
-    ) -> None:
+    ) -> Skipped | None:
         """Enqueue one kernel, ordered after everything that its arguments wait for.
 
         Args:
@@ -163,14 +165,17 @@ class Runtime(Owned):
 
         Ordering: only enqueues. A fault in the kernel is raised by the next wait.
 
+        Returns:
+            None; or why it was not run: it would have read bytes that were never written, because the work that should
+            have written them failed.
+
         Raises:
             LaunchError: the arguments do not fit the kernel, or the driver refused; nothing was enqueued.
             UsageError: undeclared, foreign or closed memory; a stream of another device.
         """
         self._check_open()
-        launch(
-            self._context, self._lanes.lane(stream), kernel, grid, block, args, shared=shared, strict=strict
-        )
+        lane = self._lanes.lane(stream)
+        return launch(self._context, lane, kernel, grid, block, args, shared=shared, strict=strict)
 
     def command(self, *uses: Declared, stream: object = None, strict: bool = False) -> Command:
         """A command: one resolution, many operations. Use it in ``with``.
@@ -188,6 +193,15 @@ class Runtime(Owned):
         """
         self._check_open()
         return Command(self._context, self._lanes.resolve(stream, uses), self.service, strict=strict)
+
+    def capture(self, stream: object = None) -> Capture:
+        """A capture of a stream: work recorded once, to be replayed as a graph. Use it in ``with``.
+
+        Args:
+            stream: anything :func:`~cuglue.as_stream` takes, but no default stream: those cannot capture.
+        """
+        self._check_open()
+        return Capture(self._lanes, self._lanes.lane(stream))
 
     def stream(self, index: int) -> Stream:
         """One of the runtime's own streams, non-blocking: ``index`` modulo ``max_streams``. Made at first use."""
