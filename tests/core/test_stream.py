@@ -12,7 +12,8 @@ import pytest
 import cuglue
 from cuglue import testing
 from cuglue.core.device import device_state
-from cuglue.core.stream import Event, Stream, as_stream
+from cuglue.core.event import Event
+from cuglue.core.stream import Stream, as_stream
 from cuglue.driver.protocol import PER_THREAD_STREAM, CaptureMode
 from cuglue.driver.sim import SimDriver
 from cuglue.errors import CaptureError, DriverError, StreamMisuse, UsageError

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
-from ..core.stream import Event
+from ..core.event import Event
 from ..errors import CuglueError, DriverError
 
 T = TypeVar("T")

@@ -9,7 +9,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, NamedTuple
 
-from ..core.stream import Event, Stream
+from ..core.event import Event
+from ..core.stream import Stream
 from ..errors import DevicePoisoned
 
 MIB = 1 << 20

@@ -20,6 +20,7 @@ from ..driver.protocol import LEGACY_STREAM, PER_THREAD_STREAM, CaptureStatus, D
 from ..driver.registry import current_driver
 from ..errors import CaptureError, StreamMisuse, UsageError
 from .device import DeviceState, device_state
+from .event import Event
 from .process import ThreadToken, this_thread
 
 _ids = itertools.count(1)
@@ -241,35 +242,6 @@ class Stream:
     def __del__(self) -> None:
         for _, event in self._events:
             self.state.give_event(event)
-
-
-class Event:
-    """A point in a stream: everything queued there when it was recorded. Give it to :meth:`Stream.wait`."""
-
-    __slots__ = ("handle", "seq", "stream")
-
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
-        self.seq = stream.seq
-        self.handle = stream.state.take_event()
-        try:
-            stream.driver.event_record(self.handle, stream.handle)
-        except BaseException:
-            stream.state.give_event(self.handle)
-            self.handle = 0
-            raise
-
-    def query(self) -> bool:
-        """True if complete. Never blocks."""
-        return self.stream.driver.event_query(self.handle)
-
-    def synchronize(self) -> None:
-        """Block the host until complete; raises the fault that this reveals."""
-        self.stream.driver.event_synchronize(self.handle)
-
-    def __del__(self) -> None:
-        if getattr(self, "handle", 0):
-            self.stream.state.give_event(self.handle)
 
 
 def as_stream(obj: object = None, *, device: int | None = None, driver: Driver | None = None) -> Stream:
