@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from driver_calls import recorded
+from driver_calls import Calls, recorded
 from sample_kernels import INCREMENT
 
 from cuglue import Buffer, DirectCudaResource, In, InOut, Runtime
@@ -17,6 +17,7 @@ from cuglue.driver.sim import SimDriver
 from cuglue.errors import (
     ArgumentError,
     BufferTooBig,
+    CaptureError,
     ClosedError,
     LayoutError,
     OutOfMemory,
@@ -288,3 +289,66 @@ def test_descriptors_and_views_of_a_buffer(rt: Runtime) -> None:
     with pytest.raises(LayoutError):
         x.part(4).array((24,), "i4")
     assert isinstance(x, Buffer)
+
+
+# --- cleaning up ------------------------------------------------------------------------------------------------
+
+
+def test_C13_cleanup_frees_what_nothing_needs_and_touches_nothing_else(sim: SimDriver) -> None:
+    with Runtime() as rt:
+        x = rt.create(np.arange(64, dtype="u1"))
+        for _ in range(10):
+            rt.read(x)
+            rt.create(bytes(5000))
+        with rt.command() as cmd:
+            cmd.memory_cleanup()
+        lane = rt._lanes.lane()
+        assert (lane.drops.staged, lane.drops.pending, rt._lanes.host.idle_bytes) == ((), (), 0)
+        assert rt.resource.bytes_outstanding == 64
+        assert sim.inventory()["host_alloc"] == 0
+        assert bytes(rt.read(x).result()) == bytes(range(64))
+
+
+def test_C13_cleanup_is_refused_while_any_stream_records(sim: SimDriver) -> None:
+    with Runtime() as rt:
+        x = rt.create(bytes(64))
+        with rt.capture(rt.stream(1)) as capture, recorded(sim) as calls:
+            with rt.command() as cmd, pytest.raises(CaptureError):
+                cmd.memory_cleanup()
+            assert calls.count("event_record") == calls.count("stream_synchronize") == 0
+        capture.graph.close()
+        assert rt._lanes.lane().drops.staged
+        x.close()
+
+
+def test_C13_what_a_warmup_holds_survives_a_cleanup(rt: Runtime) -> None:
+    stream = rt.stream(0)
+    capture = rt.capture(stream)
+    capture.prepare()
+    rt.empty(64, stream=stream).close()
+    rt.command(stream=stream).memory_cleanup()
+    assert capture._primed is not None
+    assert capture._primed.sizes == {64: 1}
+    capture.begin()
+    rt.empty(64, stream=stream)
+    capture.end().close()
+
+
+def test_C14_flushing_drops(rt: Runtime, calls: Calls) -> None:
+    def fences() -> tuple[int, int]:
+        counted = calls.count("event_record"), calls.count("event_synchronize")
+        calls.clear()
+        return counted
+
+    with rt.command(stream=rt.stream(1)) as cmd:
+        calls.clear()
+        cmd.flush_drops()
+        assert fences() == (0, 0)
+        cmd.create_with_data(b"1234")
+        calls.clear()
+        cmd.flush_drops()
+        assert fences() == (1, 0)
+        cmd.flush_drops()
+        assert fences() == (0, 1)
+        cmd.flush_drops()
+        assert fences() == (0, 0)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from ..driver.protocol import CaptureMode
 from ..errors import CaptureError, ClosedError, CuglueError, DriverError
@@ -117,12 +117,12 @@ class Capture:
                 hint="Call prepare() and begin() first",
             )
             if lane.capture_state is CaptureState.PREPARED:
-                lane.capture_owner._reset("end")
+                cast(Capture, lane.capture_owner)._reset("end")
             raise wrong
         window = lane.window
         assert window is not None
         if lane.capture_owner is not self:
-            owner: Capture = lane.capture_owner
+            owner = cast(Capture, lane.capture_owner)
             owner._discard(window, "abandon")
             because = f"; before that: {window.failure}" if window.failure is not None else ""
             raise CaptureError(

@@ -157,6 +157,29 @@ class Command:
         self._lane()
         bind_storage(reserved, new)
 
+    def memory_cleanup(self) -> None:
+        """Free everything that nothing needs any more: host bytes of finished copies, idle pinned memory, dead buffers.
+
+        Buffers that are in use are not touched.
+
+        Ordering: blocks the host until the work of every known stream is done.
+
+        Raises:
+            CaptureError: a stream of this runtime records a graph; nothing was touched.
+        """
+        lane = self._lane()
+        self._streams.refuse_recording("clean up memory")
+        lane.cleanup()
+
+    def flush_drops(self) -> None:
+        """Let go host bytes that the device is known to be done with. While the stream records, nothing moves.
+
+        Ordering: blocks the host for the work before the previous flush at most; does nothing if nothing is held.
+        """
+        lane = self._lane()
+        if lane.window is None and not lane.stream.capturing:
+            lane.drops.flush()
+
     def reserve_cpu(self, nbytes: int) -> HostBuffer:
         """Host memory of exactly ``nbytes`` bytes, contents undefined: pinned where that can be had, else ordinary.
 

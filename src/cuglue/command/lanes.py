@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from ..core.device import DeviceState
 from ..core.stream import Stream, as_stream
@@ -64,7 +63,7 @@ class Lane:
         self.cursor = 0
         self.drops = DropQueue(stream)
         self.capture_state = CaptureState.NONE
-        self.capture_owner: Any = None
+        self.capture_owner: object = None
         self.window: Window | None = None
         self.warmup: Primed | None = None
 
@@ -313,6 +312,12 @@ class ResolvedStreams:
         self.declared = declared
         self.uses = uses
         self.cursor = cursor
+
+    def refuse_recording(self, what: str) -> None:
+        """Raise CaptureError if any stream of the runtime records a graph."""
+        for lane in self._lanes.all():
+            if lane.window is not None:
+                lane.stream.refuse_capture(what)
 
     def lane(self, stream: object) -> Lane:
         """The lane of another stream of the same runtime."""

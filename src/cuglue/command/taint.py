@@ -72,7 +72,7 @@ def _without_frames(error: BaseException) -> BaseException:
 class Claims:
     """Claimed ranges of one allocation: sorted, disjoint, neighbours of one failure fused."""
 
-    __slots__ = ("ranges",)
+    __slots__ = ("__weakref__", "ranges")
 
     def __init__(self) -> None:
         self.ranges: list[tuple[int, int, Failure]] = []

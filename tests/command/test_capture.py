@@ -1,0 +1,614 @@
+"""Captures: the order of their steps, what they keep, and what dooms them (contracts C31-C40)."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from driver_calls import Calls, recorded
+from sample_kernels import BLEND, INCREMENT, SAXPY
+
+import cuglue
+from cuglue import In, InOut, Kernel, Out, Runtime
+from cuglue.command.capture import Graph
+from cuglue.command.perform import Skipped
+from cuglue.driver.protocol import CaptureMode
+from cuglue.driver.sim import SimDriver
+from cuglue.errors import CaptureError, ClosedError, DriverError, LaunchError, UnwrittenError
+from cuglue.testing.faults import fail
+
+N = 64
+
+
+@pytest.fixture
+def stream(rt: Runtime) -> Any:
+    return rt.stream(0)
+
+
+@pytest.fixture
+def x(rt: Runtime, stream: Any) -> Any:
+    buffer = rt.create(np.zeros(N, "i4"), stream=stream)
+    rt.synchronize()
+    return buffer
+
+
+def increment(rt: Runtime, x: Any, by: int = 1, stream: Any = None) -> Any:
+    return rt.launch(INCREMENT, 1, N, InOut(x), N, by, stream=stream)
+
+
+def value(rt: Runtime, x: Any, stream: Any = None) -> int:
+    found = set(rt.read(x, dtype="i4", stream=stream).result().tolist())
+    assert len(found) == 1
+    return int(found.pop())
+
+
+# --- recording and replaying ------------------------------------------------------------------------------------
+
+
+def test_C33_recorded_work_does_not_run_until_it_is_replayed(rt: Runtime, stream: Any, x: Any) -> None:
+    with rt.capture(stream) as capture:
+        for _ in range(150):
+            increment(rt, x, stream=stream)
+    graph = capture.graph
+    assert graph.operations == 150
+    assert value(rt, x, stream) == 0
+    graph.replay()
+    assert value(rt, x, stream) == 150
+    graph.replay()
+    graph.replay()
+    assert value(rt, x, stream) == 450
+    graph.close()
+
+
+def test_C33_replays_read_buffers_live(rt: Runtime, stream: Any) -> None:
+    a = rt.create(np.full(N, 1, "f4"), stream=stream)
+    b = rt.empty(4 * N, stream=stream)
+    with rt.capture(stream) as capture:
+        rt.launch(SAXPY, 1, N, In(a), Out(b), 10.0, N, stream=stream)
+    with capture.graph as graph:
+        for number in (1, 2, 3):
+            rt.command(stream=stream).write_to_gpu(a.descriptor(N, "f4"), np.full(N, number, "f4"))
+            graph.replay()
+            assert set(rt.read(b, dtype="f4", stream=stream).result()) == {10.0 * number}
+
+
+def test_a_replay_on_another_stream_is_ordered_by_what_it_uses(rt: Runtime, stream: Any, x: Any) -> None:
+    other = rt.stream(1)
+    with rt.capture(stream) as capture:
+        increment(rt, x, stream=stream)
+    with capture.graph as graph:
+        for _ in range(3):
+            graph.replay(other)
+            increment(rt, x, by=10, stream=stream)
+        assert value(rt, x, rt.stream(2)) == 33
+
+
+def test_a_replay_makes_no_python_per_operation(rt: Runtime, stream: Any, x: Any, calls: Calls) -> None:
+    with rt.capture(stream) as capture:
+        for _ in range(20):
+            increment(rt, x, stream=stream)
+    calls.clear()
+    capture.graph.replay()
+    assert calls.count("graph_launch") == 1
+    assert (
+        calls.count("kernel_launch") == calls.count("event_record") == calls.count("stream_wait_event") == 0
+    )
+    capture.graph.close()
+
+
+def test_C32_a_warmup_runs_and_reads(rt: Runtime, stream: Any, x: Any) -> None:
+    with rt.capture(stream) as capture:
+        with capture.warmup():
+            increment(rt, x, stream=stream)
+            assert value(rt, x, stream) == 1
+        increment(rt, x, stream=stream)
+    assert value(rt, x, stream) == 1
+    with capture.graph as graph:
+        graph.replay()
+        assert value(rt, x, stream) == 2
+
+
+def temporaries(rt: Runtime, stream: Any, source: Any, out: Any, count: int = 3) -> None:
+    """``out = source * 2**count`` through temporaries that are dropped one after another."""
+    last = source
+    for _ in range(count):
+        temporary = rt.empty(4 * N, stream=stream)
+        rt.launch(SAXPY, 1, N, In(last), Out(temporary), 2.0, N, stream=stream)
+        if last is not source:
+            last.close()
+        last = temporary
+    rt.launch(SAXPY, 1, N, In(last), Out(out), 1.0, N, stream=stream)
+    last.close()
+
+
+@pytest.fixture
+def floats(rt: Runtime, stream: Any) -> tuple[Any, Any]:
+    a = rt.create(np.full(N, 3, "f4"), stream=stream)
+    b = rt.create(np.zeros(N, "f4"), stream=stream)
+    rt.synchronize()
+    return a, b
+
+
+def test_C32_the_warmup_finds_the_memory_that_the_recording_uses(
+    rt: Runtime, stream: Any, floats: Any
+) -> None:
+    a, b = floats
+    capture = rt.capture(stream)
+    capture.prepare()
+    temporaries(rt, stream, a, b)
+    rt._state.retire.run_forgotten()
+    assert capture._primed is not None
+    assert capture._primed.sizes == {4 * N: 3}  # three pieces, though two were never needed at once
+    capture.begin()
+    temporaries(rt, stream, a, b)
+    graph = capture.end()
+    rt.command(stream=stream).write_to_gpu(a.descriptor(N, "f4"), np.full(N, 5, "f4"))
+    graph.replay()
+    assert set(rt.read(b, dtype="f4", stream=stream).result()) == {40.0}
+    graph.close()
+
+
+def test_C36_memory_of_a_graph_is_given_to_nobody_else(rt: Runtime, stream: Any, floats: Any) -> None:
+    a, b = floats
+    with rt.capture(stream) as capture:
+        with capture.warmup():
+            temporaries(rt, stream, a, b)
+        temporaries(rt, stream, a, b)
+    with capture.graph as graph:
+        sentinels = [rt.create(np.full(N, -i, "f4"), stream=stream) for i in range(20)]
+        for _ in range(3):
+            graph.replay()
+        for i, sentinel in enumerate(sentinels):
+            assert set(rt.read(sentinel, dtype="f4", stream=stream).result()) == {float(-i)}
+        assert set(rt.read(b, dtype="f4", stream=stream).result()) == {24.0}
+
+
+def test_C36_an_input_that_the_user_drops_is_protected(rt: Runtime, stream: Any, floats: Any) -> None:
+    a, b = floats
+    with rt.capture(stream) as capture:
+        rt.launch(SAXPY, 1, N, In(a), Out(b), 1.0, N, stream=stream)
+    a.close()
+    others = [rt.create(np.full(N, 99, "f4"), stream=stream) for _ in range(5)]
+    with capture.graph as graph:
+        graph.replay()
+        assert set(rt.read(b, dtype="f4", stream=stream).result()) == {3.0}
+    del others
+
+
+def test_C36_closing_gives_the_memory_back_and_untouched_memory_at_once(sim: SimDriver) -> None:
+    with Runtime() as rt:
+        stream = rt.stream(0)
+        a, b = (rt.create(np.zeros(N, "f4"), stream=stream) for _ in range(2))
+        base = rt.resource.bytes_outstanding
+        capture = rt.capture(stream)
+        with capture:
+            with capture.warmup():
+                temporaries(rt, stream, a, b, count=3)
+                rt.empty(1000, stream=stream).close()
+            temporaries(rt, stream, a, b, count=3)
+        assert rt.resource.bytes_outstanding == base + 3 * 4 * N
+        graph = capture.graph
+        graph.replay()
+        graph.close()
+        graph.close()
+        rt.synchronize()
+        rt._state.retire.drain()
+        assert rt.resource.bytes_outstanding == base
+        inventory = sim.inventory()
+        assert (inventory["graphs"], inventory["executables"]) == (0, 0)
+
+
+def test_C36_a_graph_dropped_without_close_warns_and_frees(sim: SimDriver) -> None:
+    with Runtime() as rt:
+        x = rt.create(np.zeros(N, "i4"), stream=rt.stream(0))
+        with rt.capture(rt.stream(0)) as capture:
+            increment(rt, x, stream=rt.stream(0))
+        capture.graph.replay()
+        with pytest.warns(ResourceWarning, match="Graph"):
+            del capture
+        rt.synchronize()
+        rt._state.retire.drain()
+        assert sim.inventory()["executables"] == 0
+
+
+def test_C38_a_closed_graph_does_not_replay(rt: Runtime, stream: Any, x: Any) -> None:
+    with rt.capture(stream) as capture:
+        increment(rt, x, stream=stream)
+    graph = capture.graph
+    graph.close()
+    with pytest.raises(ClosedError):
+        graph.replay()
+    assert value(rt, x, stream) == 0
+
+
+# --- host bytes -------------------------------------------------------------------------------------------------
+
+
+def test_C35_host_bytes_ride_on_the_graph(rt: Runtime, stream: Any, x: Any) -> None:
+    source = np.full(N, 7, "i4")
+    with rt.capture(stream) as capture, rt.command(stream=stream) as cmd:
+        cmd.write_to_gpu(x.descriptor(N, "i4"), source)
+        increment(rt, x, stream=stream)
+    source[:] = 1000
+    del source
+    rt.create(np.full(N, 55, "i4"), stream=stream)
+    with capture.graph as graph:
+        for _ in range(3):
+            graph.replay()
+            assert value(rt, x, stream) == 8
+
+
+def test_C35_pinned_bytes_too(rt: Runtime, stream: Any, x: Any) -> None:
+    with rt.command(stream=stream) as cmd:
+        pinned = cmd.reserve_cpu(4 * N)
+        pinned.view("i4")[:] = 3
+        with rt.capture(stream) as capture:
+            cmd.write_to_gpu(x.descriptor(N, "i4"), pinned)
+        pinned[:] = 0
+    with capture.graph as graph:
+        graph.replay()
+        assert value(rt, x, stream) == 3
+
+
+def test_C27_the_drop_queue_does_not_move_while_recording(
+    rt: Runtime, stream: Any, x: Any, calls: Calls
+) -> None:
+    with rt.capture(stream) as capture:
+        calls.clear()
+        for _ in range(200):
+            rt.command(stream=stream).write_to_gpu(x.descriptor(N, "i4"), np.zeros(N, "i4"))
+        assert calls.count("event_record") == 0
+        assert rt._lanes.lane(stream).drops.staged == ()
+    capture.graph.close()
+
+
+def test_write_to_cpu_is_recorded_and_its_buffer_kept(rt: Runtime, stream: Any, x: Any) -> None:
+    target = np.zeros(N, "i4")
+    with rt.capture(stream) as capture, rt.command(stream=stream) as cmd:
+        increment(rt, x, stream=stream)
+        cmd.write_to_cpu(x.descriptor(N, "i4"), target)
+    with capture.graph as graph:
+        for number in (1, 2):
+            graph.replay()
+            rt.command(stream=stream).synchronize()
+            assert set(target) == {number}
+
+
+# --- the order of the steps -------------------------------------------------------------------------------------
+
+
+def test_C31_out_of_order_changes_nothing(rt: Runtime, stream: Any, x: Any) -> None:
+    capture, other = rt.capture(stream), rt.capture(stream)
+    for wrong in (capture.begin, capture.end):
+        with pytest.raises(CaptureError):
+            wrong()
+    capture.prepare()
+    for wrong in (capture.prepare, other.prepare, other.begin):
+        with pytest.raises(CaptureError):
+            wrong()
+    capture.begin()
+    for wrong in (capture.prepare, capture.begin, other.prepare, other.begin):
+        with pytest.raises(CaptureError):
+            wrong()
+    increment(rt, x, stream=stream)
+    graph = capture.end()
+    with pytest.raises(CaptureError):
+        capture.end()
+    graph.replay()
+    assert value(rt, x, stream) == 1
+    graph.close()
+
+
+@pytest.mark.parametrize("who", ["owner", "other"])
+def test_C31b_an_end_after_prepare_is_refused_and_unwinds(rt: Runtime, stream: Any, x: Any, who: str) -> None:
+    capture, other = rt.capture(stream), rt.capture(stream)
+    capture.prepare()
+    with pytest.raises(CaptureError, match="recording"):
+        (capture if who == "owner" else other).end()
+    with other:
+        increment(rt, x, stream=stream)
+    other.graph.close()
+
+
+def test_C31b_somebody_elses_end_abandons_the_recording(rt: Runtime, stream: Any, x: Any) -> None:
+    capture, other = rt.capture(stream), rt.capture(stream)
+    capture.prepare()
+    capture.begin()
+    increment(rt, x, stream=stream)
+    with pytest.raises(CaptureError, match="abandoned"):
+        other.end()
+    with pytest.raises(CaptureError, match="recording"):
+        capture.end()
+    with pytest.raises(CaptureError, match="no graph"):
+        _ = capture.graph
+    with pytest.raises(UnwrittenError):
+        rt.read(x, stream=stream)
+    x.trust()
+    increment(rt, x, stream=stream)
+    assert value(rt, x, stream) == 1
+
+
+def test_C31_a_begin_that_the_driver_refuses_can_be_repeated(
+    rt: Runtime, driver: Any, stream: Any, x: Any
+) -> None:
+    capture = rt.capture(stream)
+    with fail("capture_begin", driver=driver), pytest.raises(DriverError):
+        capture.__enter__()
+    assert rt._lanes.lane(stream).warmup is None
+    with capture:
+        increment(rt, x, stream=stream)
+    capture.graph.close()
+    assert value(rt, x, stream) == 0
+
+
+def test_C31_a_new_prepare_starts_empty(rt: Runtime, stream: Any, x: Any) -> None:
+    capture = rt.capture(stream)
+    with capture:
+        increment(rt, x, stream=stream)
+    first = capture.graph
+    with capture:
+        pass
+    second = capture.graph
+    assert (first.operations, second.operations) == (1, 0)
+    second.replay()
+    assert value(rt, x, stream) == 0
+    first.close()
+    second.close()
+
+
+def test_a_warmup_comes_before_anything_is_recorded(rt: Runtime, stream: Any, x: Any) -> None:
+    with rt.capture(stream) as capture:
+        increment(rt, x, stream=stream)
+        with pytest.raises(CaptureError, match="nothing was recorded yet"), capture.warmup():
+            pass
+    capture.graph.close()
+
+
+def test_a_stream_that_somebody_else_captures_is_left_alone(sim: SimDriver) -> None:
+    with Runtime() as rt:
+        stream = rt.stream(0)
+        sim.capture_begin(stream.handle, CaptureMode.RELAXED)
+        with recorded(sim) as calls, pytest.raises(CaptureError, match="captures"):
+            rt.capture(stream).prepare()
+        assert calls.count("capture_begin") == 0
+        sim.graph_destroy(sim.capture_end(stream.handle))
+
+
+# --- what dooms a recording -------------------------------------------------------------------------------------
+
+
+def test_C34_growth_while_recording_dooms(rt: Runtime, stream: Any, x: Any) -> None:
+    capture = rt.capture(stream)
+    capture.prepare()
+    capture.begin()
+    increment(rt, x, stream=stream)
+    with pytest.raises(CaptureError, match="1001 bytes"):
+        rt.empty(1001, stream=stream)
+    with pytest.raises(CaptureError, match="1001 bytes"):
+        capture.end()
+    with pytest.raises(UnwrittenError):  # recorded, and never ran
+        rt.read(x, stream=stream)
+
+
+def test_C34_a_failed_question_about_memory_nodes_is_a_refusal(
+    rt: Runtime, driver: Any, stream: Any, x: Any
+) -> None:
+    capture = rt.capture(stream)
+    capture.prepare()
+    capture.begin()
+    increment(rt, x, stream=stream)
+    with fail("graph_memory_nodes", driver=driver), pytest.raises(DriverError):
+        capture.end()
+    assert not stream.capturing
+    with pytest.raises(UnwrittenError):
+        rt.read(x, stream=stream)
+
+
+def test_C37_the_first_failure_is_named(rt: Runtime, stream: Any, x: Any) -> None:
+    capture = rt.capture(stream)
+    capture.prepare()
+    capture.begin()
+    y = x.part(0, 4 * N - 4)
+    increment(rt, x, stream=stream)
+    for threads in (4096, 5000):
+        with pytest.raises(LaunchError):
+            rt.launch(INCREMENT, 1, threads, InOut(y), 1, 1, stream=stream)
+        x.trust()
+    with pytest.raises(CaptureError, match="4096") as caught:
+        capture.end()
+    assert isinstance(caught.value.__cause__, LaunchError)
+    with pytest.raises(UnwrittenError, match="4096"):
+        rt.read(x, stream=stream)
+
+
+def test_C37_skipped_work_dooms(rt: Runtime, stream: Any, x: Any) -> None:
+    with pytest.raises(LaunchError):
+        rt.launch(INCREMENT, 1, 4096, InOut(x), 1, 1, stream=stream)
+    capture = rt.capture(stream)
+    capture.prepare()
+    capture.begin()
+    assert isinstance(increment(rt, x, stream=stream), Skipped)
+    with pytest.raises(CaptureError, match="4096"):
+        capture.end()
+
+
+def test_C37_a_body_that_raises_leaves_no_graph_and_the_stream_usable(
+    rt: Runtime, stream: Any, x: Any
+) -> None:
+    capture = rt.capture(stream)
+    with pytest.raises(ZeroDivisionError):
+        _raise_inside(rt, capture, stream, x)
+    with pytest.raises(CaptureError):
+        _ = capture.graph
+    with pytest.raises(UnwrittenError):
+        rt.read(x, stream=stream)
+    x.trust()
+    with capture:
+        increment(rt, x, stream=stream)
+    capture.graph.replay()
+    assert value(rt, x, stream) == 1
+    capture.graph.close()
+
+
+def _raise_inside(rt: Runtime, capture: Any, stream: Any, x: Any) -> None:
+    with capture:
+        increment(rt, x, stream=stream)
+        raise ZeroDivisionError
+
+
+def test_C38_a_refused_replay_claims_the_outputs_and_a_good_one_clears_them(
+    rt: Runtime, driver: Any, stream: Any, floats: Any
+) -> None:
+    a, b = floats
+    with rt.capture(stream) as capture:
+        rt.launch(SAXPY, 1, N, In(a), Out(b), 1.0, N, stream=stream)
+    with capture.graph as graph:
+        with fail("graph_launch", driver=driver), pytest.raises(DriverError):
+            graph.replay()
+        with pytest.raises(UnwrittenError):
+            rt.read(b, stream=stream)
+        assert graph.replay() is None
+        assert set(rt.read(b, dtype="f4", stream=stream).result()) == {3.0}
+        with pytest.raises(LaunchError):
+            rt.launch(SAXPY, 1, 4096, In(b), Out(a), 1.0, N, stream=stream)
+        assert isinstance(graph.replay(), Skipped)
+
+
+def test_C38_a_failing_upload_does_no_harm(rt: Runtime, driver: Any, stream: Any, x: Any) -> None:
+    capture = rt.capture(stream)
+    capture.prepare()
+    capture.begin()
+    increment(rt, x, stream=stream)
+    with fail("graph_upload", driver=driver):
+        graph = capture.end()
+    graph.replay()
+    assert value(rt, x, stream) == 1
+    graph.close()
+
+
+def test_C39_what_is_refused_inside(rt: Runtime, stream: Any, x: Any, calls: Calls) -> None:
+    foreign = rt.create(np.zeros(N, "i4"), stream=rt.stream(1))
+    with rt.capture(stream) as capture:
+        increment(rt, x, stream=stream)
+        calls.clear()
+        with rt.command(stream=stream) as cmd:
+            for refused in (
+                cmd.sync,
+                cmd.synchronize,
+                cmd.memory_cleanup,
+                lambda: cmd.read_async(x.descriptor(N, "i4")),
+                lambda: rt.command(In(foreign), stream=stream),
+                lambda: rt.command(In(x), stream=rt.stream(1)),
+                lambda: capture.graph.replay(),
+            ):
+                with pytest.raises(CaptureError):
+                    refused()
+            cmd.flush_drops()
+        assert calls.count("event_record") == calls.count("stream_wait_event") == 0
+        assert calls.count("stream_synchronize") == 0
+    with capture.graph as graph:
+        graph.replay()
+        assert value(rt, x, stream) == 1
+
+
+def test_C39_a_foreign_binding_in_a_launch_dooms(rt: Runtime, stream: Any, x: Any) -> None:
+    foreign = rt.create(np.zeros(N, "i4"), stream=rt.stream(1))
+    capture = rt.capture(stream)
+    capture.prepare()
+    capture.begin()
+    with pytest.raises(CaptureError):
+        increment(rt, foreign, stream=stream)
+    with pytest.raises(CaptureError):
+        capture.end()
+    assert value(rt, foreign) == 0
+
+
+def test_C39_other_threads_go_on_allocating(rt: Runtime, stream: Any, x: Any) -> None:
+    results: list[int] = []
+
+    def other() -> None:
+        for _ in range(20):
+            y = rt.create(np.full(N, 4, "i4"), stream=rt.stream(2))
+            results.append(value(rt, y, rt.stream(2)))
+
+    with rt.capture(stream) as capture:
+        thread = threading.Thread(target=other)
+        thread.start()
+        for _ in range(20):
+            increment(rt, x, stream=stream)
+        thread.join()
+    assert results == [4] * 20
+    with capture.graph as graph:
+        graph.replay()
+        assert value(rt, x, stream) == 20
+
+
+@pytest.mark.gl
+def test_maps_are_refused_inside(sim: SimDriver) -> None:
+    from OpenGL import GL
+
+    from cuglue.graphics.glcontext import headless
+
+    with headless(), Runtime() as rt:
+        name = int(GL.glGenBuffers(1))
+        GL.glBindBuffer(GL.GL_ARRAY_BUFFER, name)
+        GL.glBufferData(GL.GL_ARRAY_BUFFER, 4 * N, np.zeros(N, "i4"), GL.GL_DYNAMIC_DRAW)
+        stream = rt.stream(0)
+        with cuglue.register_buffer(name) as handle, handle.map_mut(stream=stream) as m:
+            capture = rt.capture(stream)
+            capture.prepare()
+            capture.begin()
+            with pytest.raises(CaptureError, match="map"):
+                rt.launch(BLEND, 1, N, In(m), In(m), Out(m), N, 0.5, True, stream=stream)
+            with pytest.raises(CaptureError):
+                capture.end()
+        GL.glDeleteBuffers(1, [name])
+
+
+def test_captures_on_two_streams_at_once(rt: Runtime) -> None:
+    streams = [rt.stream(i) for i in range(2)]
+    buffers = [rt.create(np.zeros(N, "i4"), stream=s) for s in streams]
+    rt.synchronize()
+    captures = [rt.capture(s) for s in streams]
+    for step in ("prepare", "begin"):
+        for capture in captures:
+            getattr(capture, step)()
+    for stream, buffer in zip(streams, buffers, strict=True):
+        increment(rt, buffer, stream=stream)
+    graphs: list[Graph] = [capture.end() for capture in captures]
+    for graph in graphs:
+        graph.replay()
+    assert [value(rt, b, s) for b, s in zip(buffers, streams, strict=True)] == [1, 1]
+    for graph in graphs:
+        graph.close()
+
+
+@pytest.mark.gpu
+def test_closing_a_graph_whose_replay_still_runs() -> None:
+    from cuglue.testing import Latch
+
+    with Runtime(driver="cuda") as rt:
+        stream = rt.stream(0)
+        x = rt.create(np.zeros(N, "i4"), stream=stream)
+        rt.synchronize()
+        with rt.capture(stream) as capture:
+            increment(rt, x, stream=stream)
+        with Latch(stream):
+            capture.graph.replay()
+            capture.graph.close()
+        assert value(rt, x, stream) == 1
+
+
+def test_a_kernel_that_needs_compiling_is_compiled_while_recording(rt: Runtime, stream: Any, x: Any) -> None:
+    kernel = Kernel(
+        "add_five",
+        'extern "C" __global__ void add_five(int* x, int n) { if (threadIdx.x < n) x[threadIdx.x] += 5; }',
+        sim=lambda grid, block, x, n: np.add(x, 5, out=x),
+    )
+    with rt.capture(stream) as capture:
+        rt.launch(kernel, 1, N, InOut(x), N, stream=stream)
+    with capture.graph as graph:
+        graph.replay()
+        assert value(rt, x, stream) == 5
