@@ -10,8 +10,9 @@ nothing it could want.
 from __future__ import annotations
 
 import threading
+from collections import deque
 
-from ..core.stream import Stream
+from ..core.stream import Stream, as_stream
 from ..driver.protocol import Access
 from ..errors import CaptureError, ClosedError, CuglueError, MapConflictError, PublishError
 from ..lifecycle import HANDLE, HandleState, step
@@ -35,6 +36,7 @@ class Life:
         self._state = HandleState.REGISTERED
         self._destroyed = False
         self._users = 0
+        self._left_over: deque[tuple[CudaMap, bool]] = deque()
 
     def __repr__(self) -> str:
         return self.name
@@ -67,6 +69,7 @@ class Life:
         """A live map. Runs where the backing's calls run; see :meth:`CudaHandle.map` for the arguments."""
         backing = self.backing
         with self._lock, backing.state.ordering:
+            self._leave_left_over()
             state = step(HANDLE, self._state, "map", self)
             share = self._live.get(part)
             if share is not None and not alias and isinstance(backing, OpaqueBacking):
@@ -169,6 +172,19 @@ class Life:
         if self._state is HandleState.CLOSED:
             self._destroy()
 
+    def leave_later(self, m: CudaMap, *, publish: bool) -> None:
+        """Leave a map that nobody can reach before the object's next use. For finalisers: only appends."""
+        self._left_over.append((m, publish))
+        self.backing.post(self._leave_left_over)
+
+    def _leave_left_over(self) -> None:
+        """Leave what :meth:`leave_later` brought; what cannot be left stays for the next time."""
+        while self._left_over:
+            m, publish = self._left_over[0]
+            current = as_stream(None, device=m.device, driver=m.driver)
+            self.leave_here(m, m.stream if m.stream.nameable() else current, current, publish)
+            self._left_over.popleft()
+
     # --- the end --------------------------------------------------------------------------------------------------
     def close(self) -> None:
         """One handle less; with the last one the registration ends, now or when the last live map is left."""
@@ -186,6 +202,7 @@ class Life:
     def close_here(self) -> None:
         """:meth:`close`, on the right thread already. Where it fails nothing has changed."""
         with self._lock:
+            self._leave_left_over()
             if self._users == 1:
                 state = step(HANDLE, self._state, "close", self.name)
                 if state is HandleState.CLOSED:

@@ -320,7 +320,7 @@ class CudaMap(Exporter):
         """
         if not self.released:
             self._hidden = True
-            self._post_leave(publish=False)
+            self._life.leave_later(self, publish=False)
 
     def _leave(self, stream: Any, *, publish: bool) -> None:
         if self.released:
@@ -342,12 +342,7 @@ class CudaMap(Exporter):
     def __del__(self) -> None:
         if getattr(self, "_state", MapState.RELEASED) is MapState.RELEASED or self._pid != os.getpid():
             return
-        if sys.is_finalizing():
+        if self._hidden or sys.is_finalizing():
             return
-        self._post_leave(publish=not self._hidden)
-        if not self._hidden:
-            warnings.warn(f"{self!r} was never released", ResourceWarning, stacklevel=1, source=self)
-
-    def _post_leave(self, publish: bool) -> None:
-        life, stream = self._life, self.stream
-        life.backing.post(lambda: life.leave_here(self, stream, stream, publish))
+        self._life.leave_later(self, publish=True)
+        warnings.warn(f"{self!r} was never released", ResourceWarning, stacklevel=1, source=self)

@@ -6,6 +6,8 @@ Must not know what the resource is, nor what its memory is used for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..core.block import Block
 from ..core.device import DeviceState
 from ..core.stream import Stream, as_stream
@@ -40,24 +42,23 @@ class Registration:
 
     def map(self, stream: Stream) -> Block:
         """Map the resource, or share the mapping there is; gives :attr:`uses`."""
-        uses = self.uses
-        if uses is None:
-            uses = self.uses = Block(0, 0, stream, 0, "graphics resource")
         if self._users:
-            uses.prepare(stream, Access.READ)
+            self._known_uses().prepare(stream, Access.READ)
         else:
-            self._give_back(stream)
-            uses.prepare(stream, Access.READ_WRITE)
+            self._before(stream)
             self.state.driver.graphics_map((self.handle,), stream.handle)
-            self._mapped = True
-            uses.finish(stream, Access.WRITE)
+            self._after(stream, mapped=True)
         self._users += 1
-        return uses
+        return self._known_uses()
 
     def unmap(self, stream: Stream) -> None:
         """Undo one :meth:`map`; the last one hands the object back after all its uses."""
         if self._users == 1:
             self._give_back(stream)
+        else:
+            self._known_uses().finish(
+                stream, Access.READ
+            )  # whatever was queued there comes before the hand-over
         self._users -= 1
 
     def undo_map(self, stream: Stream, error: BaseException) -> None:
@@ -75,18 +76,64 @@ class Registration:
     def unregister(self) -> None:
         """End the registration."""
         if self._mapped:
-            assert self.uses is not None, "mapped, and never used"
-            last = self.uses.write_stream
+            last = self._known_uses().write_stream
             self._give_back(
                 last if last.nameable() else as_stream(None, device=last.device, driver=last.driver)
             )
         self.state.driver.graphics_unregister(self.handle)
 
+    # --- steps ----------------------------------------------------------------------------------------------------
+    def _known_uses(self) -> Block:
+        assert self.uses is not None, "mapped, and never used"
+        return self.uses
+
+    def _before(self, stream: Stream) -> None:
+        """What comes before the driver maps the resource."""
+        if self.uses is None:
+            self.uses = Block(0, 0, stream, 0, "graphics resource")
+        self._give_back(stream)
+        self.uses.prepare(stream, Access.READ_WRITE)
+
+    def _after(self, stream: Stream, *, mapped: bool) -> None:
+        """What comes after the driver mapped or unmapped the resource."""
+        self._mapped = mapped
+        self._known_uses().finish(stream, Access.WRITE)
+
     def _give_back(self, stream: Stream) -> None:
         """Unmap the resource, if the driver has it mapped, after all its uses."""
         if self._mapped:
-            assert self.uses is not None, "mapped, and never used"
-            self.uses.prepare(stream, Access.READ_WRITE)
+            self._known_uses().prepare(stream, Access.READ_WRITE)
             self.state.driver.graphics_unmap((self.handle,), stream.handle)
-            self._mapped = False
-            self.uses.finish(stream, Access.WRITE)
+            self._after(stream, mapped=False)
+
+
+def map_together(group: Sequence[Registration], stream: Stream) -> None:
+    """:meth:`Registration.map` of several resources of one device, with one driver call."""
+    fresh = [r for r in group if not r._users]
+    for registration in fresh:
+        registration._before(stream)
+    if fresh:
+        fresh[0].state.driver.graphics_map([r.handle for r in fresh], stream.handle)
+    for registration in fresh:
+        registration._after(stream, mapped=True)
+    for registration in group:
+        registration._users += 1
+
+
+def unmap_together(group: Sequence[Registration], stream: Stream) -> None:
+    """:meth:`Registration.unmap` of several resources of one device, with one driver call."""
+    last = [r for r in group if r._users == 1 and r._mapped]
+    for registration in last:
+        registration._known_uses().prepare(stream, Access.READ_WRITE)
+    if last:
+        last[0].state.driver.graphics_unmap([r.handle for r in last], stream.handle)
+    for registration in last:
+        registration._after(stream, mapped=False)
+    for registration in group:
+        registration._users -= 1
+
+
+def undo_map_together(group: Sequence[Registration], stream: Stream, error: BaseException) -> None:
+    """:meth:`Registration.undo_map` of several resources."""
+    for registration in group:
+        registration.undo_map(stream, error)

@@ -1,0 +1,211 @@
+"""Several handles mapped by one driver call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+from graphics.subjects import BufferSubject, ImageSubject, registered_buffer, registered_texture
+
+import cuglue
+from cuglue.driver.protocol import Driver
+from cuglue.driver.sim import SimDriver
+from cuglue.errors import (
+    ClosedError,
+    DriverError,
+    MapConflictError,
+    SeveralErrors,
+    StaleHandleError,
+    UsageError,
+)
+from cuglue.graphics.glcontext import GlContext, headless
+from cuglue.testing import sweep, trace
+from cuglue.testing.faults import fail
+from cuglue.testing.handle_suite import new_stream, peek, poke
+
+pytestmark = pytest.mark.gl
+
+CALLS = {"graphics_map", "graphics_unmap"}
+Subjects = list[BufferSubject | ImageSubject]
+
+
+@pytest.fixture
+def subjects(driver: Driver, context: GlContext) -> Iterator[Subjects]:
+    """Buffers and images, each with its own bytes."""
+    with ExitStack() as stack:
+        made: Subjects = [stack.enter_context(registered_buffer(driver, 100 + n)) for n in range(3)]
+        made += [stack.enter_context(registered_texture(driver, 4 + n, 3)) for n in range(3)]
+        for number, subject in enumerate(made):
+            subject.put(np.full(subject.handle.size, number, np.uint8))
+        yield made
+
+
+def handles(subjects: Subjects) -> list[Any]:
+    return [subject.handle for subject in subjects]
+
+
+def test_one_call_each_way(driver: Driver, subjects: Subjects) -> None:
+    with trace(only=CALLS) as calls:
+        with cuglue.map_all(handles(subjects)) as maps:
+            assert [c.method for c in calls] == ["graphics_map"]
+            assert len(calls[0].args[0]) == len(subjects)
+            assert len(maps) == len(subjects)
+            for number, m in enumerate(maps):
+                assert (peek(m) == number).all()
+        assert [c.method for c in calls] == ["graphics_map", "graphics_unmap"]
+    assert all(m.released for m in maps)
+
+
+def test_writes_are_published(driver: Driver, subjects: Subjects) -> None:
+    with cuglue.map_all(handles(subjects), mutable=True) as maps:
+        for number, m in enumerate(maps):
+            poke(m, np.full(m.size, 50 + number, np.uint8))
+    for number, subject in enumerate(subjects):
+        assert (subject.get() == 50 + number).all()
+
+
+def test_writers_on_other_streams_are_waited_for(driver: Any, subjects: Subjects) -> None:
+    with new_stream(subjects[0]) as stream, new_stream(subjects[0]) as other:
+        with cuglue.map_all(handles(subjects), stream.owner, mutable=True) as maps:
+            for m in maps:
+                m.order_consumer(other)
+                m.note_consumer(other)
+                driver.fill_async(m.device_ptr, 9, m.size, other.handle)
+        for subject in subjects:
+            assert (subject.get() == 9).all()
+
+
+def test_one_of_them_left_early(driver: Any, subjects: Subjects) -> None:
+    """On another stream; the others are handed back after it."""
+    with new_stream(subjects[0]) as other, trace(only=CALLS) as calls:
+        with cuglue.map_all(handles(subjects), mutable=True) as maps:
+            driver.fill_async(maps[0].device_ptr, 9, maps[0].size, maps[0].stream.handle)
+            maps[0].release(other.owner)
+            maps[1].cancel()
+        assert [c.method for c in calls] == ["graphics_map", "graphics_unmap"]
+    assert (subjects[0].get() == 9).all()
+
+
+def test_none_at_all() -> None:
+    with cuglue.map_all([]) as maps:
+        assert maps == []
+
+
+def test_one_of_them_mapped_already(driver: Driver, subjects: Subjects) -> None:
+    with trace(only=CALLS) as calls:
+        with subjects[0].handle.map():
+            with cuglue.map_all(handles(subjects)):
+                pass
+            assert [len(c.args[0]) for c in calls] == [1, len(subjects) - 1, len(subjects) - 1]
+        assert len(calls) == 4
+
+
+def test_a_handle_that_comes_twice(driver: Driver, subjects: Subjects) -> None:
+    image, buffer = subjects[-1].handle, subjects[0].handle
+    with cuglue.map_all([image, buffer, image]) as maps:
+        assert maps[0].device_ptr == maps[2].device_ptr
+    with pytest.raises(MapConflictError):
+        cuglue.map_all([image, image], mutable=True)
+    with cuglue.map_all([image, buffer], mutable=True):
+        pass
+
+
+def test_where_one_cannot_be_mapped_none_is(driver: Any, subjects: Subjects) -> None:
+    writer = subjects[-1].handle.map_mut()
+    with pytest.raises(MapConflictError):
+        cuglue.map_all(handles(subjects))
+    assert driver.inventory()["mapped"] == 1
+    writer.release()
+    subjects[1].handle.close()
+    with pytest.raises(ClosedError):
+        cuglue.map_all(handles(subjects))
+    assert driver.inventory()["mapped"] == 0
+
+
+def test_a_stale_one_is_found(driver: Any, subjects: Subjects) -> None:
+    import OpenGL.GL as GL
+
+    GL.glNamedBufferData(subjects[1].name, 7, None, GL.GL_STATIC_DRAW)
+    with pytest.raises(StaleHandleError):
+        cuglue.map_all(handles(subjects))
+    assert driver.inventory()["mapped"] == 0
+
+
+def test_handles_of_two_devices(context: GlContext) -> None:
+    driver = SimDriver(devices=2)
+    with cuglue.use_driver(driver), registered_buffer(driver) as one:
+        with cuglue.register_buffer(one.name, device=1) as other, pytest.raises(UsageError):
+            cuglue.map_all([one.handle, other])
+
+
+def test_two_contexts_are_mapped_each_on_its_thread(driver: Driver) -> None:
+    from graphics.subjects import make_buffer
+
+    with headless(thread="worker") as one, headless(thread="worker") as two, ExitStack() as stack:
+        found = []
+        for context in (one, two, one):
+            name = context.ops.call(make_buffer, 64)
+            found.append(stack.enter_context(cuglue.register_buffer(name, ops=context.ops)))
+        with trace(only=CALLS) as calls:
+            with cuglue.map_all(found, mutable=True) as maps:
+                assert [len(c.args[0]) for c in calls] == [2, 1]
+                assert len({m.device_ptr for m in maps}) == 3
+            assert len(calls) == 4
+
+
+def test_an_error_inside_publishes_and_comes_first(driver: Driver, subjects: Subjects) -> None:
+    with pytest.raises(KeyError):
+        fill_and_fail(subjects)
+    assert all((subject.get() == 3).all() for subject in subjects)
+
+
+def fill_and_fail(subjects: Subjects) -> None:
+    with cuglue.map_all(handles(subjects), mutable=True) as maps:
+        for m in maps:
+            poke(m, np.full(m.size, 3, np.uint8))
+        raise KeyError("body")
+
+
+def test_what_could_not_be_left_is_tried_again(driver: Any, subjects: Subjects) -> None:
+    maps = cuglue.map_all(handles(subjects), mutable=True)
+    with fail("copy_to_array_async", persistent=True), pytest.raises(SeveralErrors) as caught:
+        maps.release()
+    assert len(caught.value.errors) == 3
+    assert [m.released for m in maps] == [True] * 3 + [False] * 3
+    maps.release()
+    assert all(m.released for m in maps)
+    assert driver.inventory()["mapped"] == 0
+    maps = cuglue.map_all(handles(subjects))
+    with fail("graphics_unmap"), pytest.raises(DriverError):
+        maps.release()
+    maps.release()
+    assert driver.inventory()["mapped"] == 0
+
+
+@pytest.mark.parametrize("mutable", [False, True])
+def test_nothing_is_lost_whatever_fails(context: GlContext, mutable: bool) -> None:
+    from graphics.subjects import make_buffer, make_texture
+
+    names = make_buffer(64), make_texture(4, 4)
+
+    def setup(driver: Any) -> list[Any]:
+        found = [cuglue.register_buffer(names[0]), cuglue.register_texture(names[1])]
+        with cuglue.map_all(found):
+            pass
+        return found
+
+    def teardown(subject: list[Any], result: Any) -> None:
+        result.release()
+        for handle in subject:
+            handle.close()
+
+    sweep(
+        lambda subject: cuglue.map_all(subject, mutable=mutable),
+        setup=setup,
+        teardown=teardown,
+        keeps=("kernels", "events"),
+        name="map_all",
+    ).check()
