@@ -11,6 +11,7 @@ that raises leaves the backing as it was.
 from __future__ import annotations
 
 import logging
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -26,6 +27,7 @@ from ..errors import (
 from ..formats import Format, PlaneView
 from ..layout import Layout
 from .diagnose import explain
+from .fences import Writes
 from .glcurrent import ThreadRef
 from .image_copy import CopyPath
 from .registration import Registration
@@ -51,10 +53,11 @@ class Share:
         rows: into how many rows of equal size the memory falls; 1 for a buffer.
         planes: the arrays that make up an image, by name.
         keep: what has to live as long as somebody refers to the memory.
+        readers: where maps note themselves that arrays were made from, for memory that may end before those arrays.
         maps, writers: how many maps are live, and how many of them may write.
     """
 
-    __slots__ = ("block", "keep", "layout", "maps", "part", "planes", "rows", "writers")
+    __slots__ = ("block", "keep", "layout", "maps", "part", "planes", "readers", "rows", "writers")
 
     def __init__(
         self,
@@ -65,6 +68,7 @@ class Share:
         rows: int = 1,
         planes: Mapping[str, PlaneView] | None = None,
         keep: object = None,
+        readers: list[weakref.ref[Any]] | None = None,
     ) -> None:
         self.part = part
         self.block = block
@@ -72,6 +76,7 @@ class Share:
         self.rows = rows
         self.planes = planes or {}
         self.keep = keep
+        self.readers = readers
         self.maps = 0
         self.writers = 0
 
@@ -95,6 +100,8 @@ class Backing(ABC):
     #: What an image's texels are; None for bytes.
     format: Format | None = None
     readonly = False
+    #: What the owner records of its writes; None where its API orders them by itself, as OpenGL does.
+    writes: Writes | None = None
     #: How an image is copied; None for what is not copied.
     copy_path: CopyPath | None = None
 

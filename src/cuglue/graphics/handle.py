@@ -13,35 +13,30 @@ from typing import Any
 
 import numpy as np
 
-from ..core.device import device_state
 from ..core.stream import Stream, as_stream
-from ..driver.protocol import Driver
-from ..driver.registry import current_driver
 from ..errors import (
     ClosedError,
     CuglueError,
-    LayoutError,
     MapUnavailableError,
     StreamMisuse,
-    UnsupportedError,
     UsageError,
 )
 from ..exchange.tokens import call_site
 from ..formats import Format
 from ..lifecycle import Owned
 from .backings import Part
-from .buffers import ForeignBuffer
-from .glops import CudaGlOps
+from .fences import check_value
 from .image_copy import CopyPath
 from .life import Life
+from .makers import HandleMakers
 from .mapping import CudaMap
 from .transfer import check, fill, take
 
 
-class CudaHandle(Owned):
+class CudaHandle(HandleMakers, Owned):
     """A GL buffer, GL image or other foreign object, registered so that it can be mapped as device memory.
 
-    Made by :func:`cuglue.register_buffer`, :func:`cuglue.register_texture` and their kin, or :meth:`from_gl`.
+    Made by :func:`cuglue.register_buffer`, :func:`cuglue.register_texture` and their kin, or the ``from_`` methods.
     Registering costs hundreds of microseconds, mapping a few: keep the handle as long as the object lives.
 
     Any thread may call it; calls that need the object's own thread are routed there. Close it before the object.
@@ -59,34 +54,6 @@ class CudaHandle(Owned):
         self.keep: object = None
         self._own()
         self._created_at = "{}:{}".format(*call_site())  # the caller's line, not ours
-
-    @classmethod
-    def from_gl(
-        cls, resource: int, size: int, ops: CudaGlOps, *, device: int = 0, driver: Driver | None = None
-    ) -> CudaHandle:
-        """A handle of a GL buffer that was registered elsewhere.
-
-        Args:
-            resource: the registered resource, as ``ops`` knows it.
-            size: bytes of the buffer; what a map holds is what ``ops.map`` says, which may not be less.
-            ops: maps, unmaps and unregisters it. They name no stream, so maps are ordered with the whole device.
-            device: ordinal of the CUDA device.
-            driver: None takes the current one.
-
-        Ordering: calls nothing. Ownership: the handle unregisters the resource when it is closed.
-
-        Raises:
-            LayoutError: no resource, or a negative size.
-        """
-        if not isinstance(resource, int) or resource == 0:
-            raise LayoutError("registered resource", got=repr(resource), expected="a handle that is not 0")
-        if size < 0:
-            raise LayoutError(f"registered resource {resource:#x}", got=f"{size} bytes", expected="0 or more")
-        try:
-            state = device_state(driver or current_driver(), device)
-        except UnsupportedError as error:
-            return cls(Life(ForeignBuffer(None, resource, size, ops)), no_runtime=error)
-        return cls(Life(ForeignBuffer(state, resource, size, ops)))
 
     # --- what it is -----------------------------------------------------------------------------------------------
     @property
@@ -156,7 +123,8 @@ class CudaHandle(Owned):
             layer: array layer, cube map face or slice of a 3D texture.
             readonly: exports say that the memory may not be written; there is no CUDA array interface then.
             alias: share the memory with a live writer instead of refusing; its unpublished bytes are overwritten.
-            timeout: seconds to wait for a write recorded elsewhere; objects without such records never wait.
+            timeout: seconds to wait on the host for a write that was recorded (:meth:`record_write`); None: it is
+                waited for on the GPU only.
             join: where PyTorch, Numba, JAX, Warp or PyCUDA is loaded, order all streams of the device after the map,
                 so that readers of the CUDA array interface need no stream. False: they are told the map's stream.
 
@@ -167,6 +135,7 @@ class CudaHandle(Owned):
             MapUnavailableError: it cannot be mapped now; ``reason`` says why.
             MapConflictError: a live map of the same image would lose or tear data.
             StaleHandleError: the object was resized or deleted since it was registered.
+            TimeoutError: a recorded write was not done in time; nothing was queued.
             ClosedError, CaptureError, StreamMisuse, UsageError, DriverError: as they say; nothing is mapped.
         """
         return self._map(stream, Part(level, layer), False, True, readonly, alias, timeout, join)
@@ -241,6 +210,31 @@ class CudaHandle(Owned):
                 m.cancel()
                 raise
 
+    def record_write(self, value: int) -> None:
+        """The object's owner queued a write that signals ``value`` on the handle's fence when it is done.
+
+        Maps from now on wait for the largest value recorded, on the GPU; 0, or an older value, changes nothing. Where
+        it cannot be waited for, they raise MapUnavailableError (reason "unordered_write"). Objects that OpenGL hands
+        over need no such record: it is kept, and changes nothing.
+
+        Ordering: queues nothing, blocks nothing. Any thread may call it.
+
+        Raises:
+            UsageError: not an int of 0 to 2**64 - 1.
+            ClosedError: the handle was closed.
+        """
+        check_value(self, value)
+        self._check_open()
+        writes = self._life.backing.writes
+        if writes is not None:
+            writes.record(value)
+
+    @property
+    def handed_back(self) -> int:
+        """The value that the newest publishing signalled on the handle's fence: the owner waits for it; 0: none."""
+        writes = self._life.backing.writes
+        return 0 if writes is None else writes.handed_back
+
     def _stream(self, stream: Any) -> Stream:
         if self._no_runtime is not None:
             raise MapUnavailableError(f"{self!r}", got=str(self._no_runtime), reason="no_runtime")
@@ -275,6 +269,8 @@ class CudaHandle(Owned):
                 hint="Map on a stream object",
             )
         backing.state.retire.drain()
+        if timeout is not None and backing.writes is not None:
+            backing.writes.poll(timeout, self)
         try:
             return backing.call(
                 self._life.map, where, part, writable, load, readonly or backing.readonly, alias, join

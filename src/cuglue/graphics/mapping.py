@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -180,7 +181,12 @@ class CudaMap(Exporter):
         """The live exports of this map."""
         if self._ledger is None:
             self._ledger = ExportLedger()
+            self._note_reader()
         return self._ledger
+
+    def _note_reader(self) -> None:
+        if self.share.readers is not None:
+            self.share.readers.append(weakref.ref(self))
 
     def check_exportable(self) -> None:
         """Raise ClosedError if the map was left."""
@@ -232,7 +238,9 @@ class CudaMap(Exporter):
 
     def note_cai_reader(self) -> None:
         """The CUDA array interface was read; only sets a mark."""
-        self._cai_read = True
+        if not self._cai_read:
+            self._cai_read = True
+            self._note_reader()
 
     @property
     def _access(self) -> Access:

@@ -1,0 +1,85 @@
+"""The ways to a handle that no registration of ours leads to.
+
+Owns the ``from_`` class methods of :class:`~cuglue.graphics.handle.CudaHandle`: what they check before any device is
+asked, and which backing they choose. Must not know maps.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+from ..core.device import device_state
+from ..driver.protocol import Driver
+from ..driver.registry import current_driver
+from ..errors import CuglueError, LayoutError, UnsupportedError
+from .buffers import ForeignBuffer
+from .extmemory import ExternalBuffer, ExternalMemory, check_external
+from .fences import Fence, Writes, check_fence
+from .glops import CudaGlOps
+from .life import Life
+
+
+class HandleMakers:
+    """The constructors of a handle; its class inherits them."""
+
+    def __init__(self, life: Life, *, no_runtime: CuglueError | None = None) -> None:
+        raise NotImplementedError
+
+    @classmethod
+    def from_gl(
+        cls, resource: int, size: int, ops: CudaGlOps, *, device: int = 0, driver: Driver | None = None
+    ) -> Self:
+        """A handle of a GL buffer that was registered elsewhere.
+
+        Args:
+            resource: the registered resource, as ``ops`` knows it.
+            size: bytes of the buffer; what a map holds is what ``ops.map`` says, which may not be less.
+            ops: maps, unmaps and unregisters it. They name no stream, so maps are ordered with the whole device.
+            device: ordinal of the CUDA device.
+            driver: None takes the current one.
+
+        Ordering: calls nothing. Ownership: the handle unregisters the resource when it is closed.
+
+        Raises:
+            LayoutError: no resource, or a negative size.
+        """
+        if not isinstance(resource, int) or resource == 0:
+            raise LayoutError("registered resource", got=repr(resource), expected="a handle that is not 0")
+        if size < 0:
+            raise LayoutError(f"registered resource {resource:#x}", got=f"{size} bytes", expected="0 or more")
+        try:
+            state = device_state(driver or current_driver(), device)
+        except UnsupportedError as error:
+            return cls(Life(ForeignBuffer(None, resource, size, ops)), no_runtime=error)
+        return cls(Life(ForeignBuffer(state, resource, size, ops)))
+
+    @classmethod
+    def from_external(
+        cls,
+        memory: ExternalMemory,
+        *,
+        offset: int = 0,
+        size: int | None = None,
+        fence: Fence | None = None,
+    ) -> Self:
+        """A handle of a range of an imported allocation.
+
+        Its address is the same in every map, and leaving a map hands nothing over: order the owner with ``fence``
+        (:meth:`Fence.signal`) or on the host.
+
+        Args:
+            memory: what :mod:`cuglue.external` imported.
+            offset: first byte of the range.
+            size: bytes; None: all that follows ``offset``.
+            fence: what the owner signals after the writes that :meth:`record_write` tells of.
+
+        Ordering: queues nothing. Ownership: the memory is given back with the last of its handles that is closed.
+
+        Raises:
+            LayoutError: the range does not lie inside the allocation.
+            ClosedError, UsageError, DriverError: as they say; the memory is as it was.
+        """
+        whole = check_external(memory)
+        range_ = whole.check_range(offset, size)
+        check_fence(fence, whole.device)
+        return cls(Life(ExternalBuffer(whole, *range_, Writes(fence))))
