@@ -93,8 +93,9 @@ class RetireQueue:
                 return  # another thread was quicker
             try:
                 action()
-            except Exception:  # noqa: BLE001 - kept, and reported by drain
-                _log.warning("giving back memory failed; it is tried again", exc_info=True)
+            except Exception as error:  # noqa: BLE001 - kept, and reported by drain
+                # As text: a log record with the exception would keep frames alive, and with them arrays.
+                _log.warning("giving back memory failed, it is tried again: %s", str(error))
                 self._inbox.append(Retired((), action, 0, None))
             except BaseException:
                 self.forgotten.append(action)

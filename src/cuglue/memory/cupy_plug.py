@@ -58,7 +58,8 @@ def block_types() -> tuple[type[Any], type[Any]]:
 
         def give_back(self) -> None:
             """Return the memory; a later call on our side runs this for a dead array."""
-            self.release(self)
+            if self.state is _LIVE:  # not so at a second attempt, after a guard took the block and complained
+                self.release(self)
 
         def __del__(self) -> None:
             # Any thread, any device, the collector, or the end of the interpreter: append, and nothing else.
@@ -86,7 +87,8 @@ def block_types() -> tuple[type[Any], type[Any]]:
 
         def give_back(self) -> None:
             """Return the memory."""
-            self.release(self.block)
+            if self.block.state is _LIVE:
+                self.release(self.block)
 
         def __del__(self) -> None:
             if self.block.state is _LIVE:
@@ -136,6 +138,22 @@ def make_malloc(
             block.release = deallocate
             return MemoryPointer(block, 0)
         return MemoryPointer(adopted_type(block, deallocate, retire), 0)
+
+    return malloc
+
+
+def dispatch_malloc(resources: Any) -> Malloc:
+    """CuPy's allocator that asks which device is current. ``resources[device]`` gives a resource."""
+    from cupy.cuda import runtime
+
+    allocators: dict[int, Malloc] = {}
+
+    def malloc(nbytes: int) -> MemoryPointer:
+        device = runtime.getDevice()
+        allocate = allocators.get(device)
+        if allocate is None:
+            allocate = allocators[device] = resources[device].malloc
+        return allocate(nbytes)
 
     return malloc
 

@@ -215,12 +215,25 @@ class LayeredResource(DeviceMemoryResource):
             raise UsageError("tag", got=repr(tag), expected="a str")
         size = as_size(nbytes)
         block: DeviceBlock = self._allocate(size, self._stream(stream), tag, DeviceBlock)
-        block.resource = self
+        if isinstance(block, DeviceBlock):
+            block.resource = self
         return block
 
     def deallocate(self, block: DeviceBlock) -> None:
         """Inherited."""
         self._deallocate(check_block(block))
+
+    def _look(self) -> None:
+        """Count as free what the device is done with, without waiting, without a record of it."""
+        self.reap_pending(block=False)
+
+    def live_blocks(self) -> list[BlockLife]:
+        """The blocks handed out and not given back, memory of CuPy arrays included; [] if nobody keeps count."""
+        return []
+
+    def block_at(self, address: int) -> BlockLife | None:
+        """The live block that ``address`` lies in."""
+        return None
 
     def _stream(self, stream: object) -> Stream:
         return as_stream(stream, device=self.device, driver=self.driver)

@@ -109,7 +109,7 @@ class SourceResource(Owned, LayeredResource):
         return self._known_state
 
     def live_blocks(self) -> list[BlockLife]:
-        """The blocks handed out and not given back, memory of CuPy arrays included."""
+        """Inherited."""
         return list(self._table)
 
     def pending_per_stream(self) -> dict[int, int]:
@@ -121,7 +121,7 @@ class SourceResource(Owned, LayeredResource):
         return None
 
     def block_at(self, address: int) -> BlockLife | None:
-        """The live block that ``address`` lies in."""
+        """Inherited."""
         return self._table.around(address)
 
     def __repr__(self) -> str:

@@ -1,9 +1,7 @@
 """Stream-ordered device memory whose frees come after every use, on whatever stream.
 
-Owns the uses that callers tell of, and the bytes given back that the device still has. Must not know arrays or kernels.
-
-What waits for what is decided by :class:`~cuglue.core.block.BlockLife`; here are the public calls around it, with the
-tickets that tie a ``prepare`` to its ``finish``.
+Owns the bytes given back that the device still has. Must not know arrays or kernels. What callers tell of uses is taken
+in :mod:`.uses`; what waits for what is decided by :class:`~cuglue.core.block.BlockLife`.
 """
 
 from __future__ import annotations
@@ -11,27 +9,24 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from typing import Any
 
-from ..core.block import BlockId, BlockLife
 from ..core.stream import Stream
-from ..driver.protocol import Access
-from ..errors import SeveralErrors, StreamMisuse, UnsupportedError
+from ..errors import SeveralErrors, UnsupportedError
 from ..lifecycle import BlockState
-from .source import SourceResource, wrong_device
-from .tickets import Tickets
+from .source import SourceResource
+from .uses import TracksUses
 
 _RETIRED = BlockState.RETIRED
 _FREED = BlockState.FREED
 _REAP_ABOVE = 4096  # blocks of one stream waiting to be counted as free
 
 
-class AsyncCudaResource(SourceResource):
+class AsyncCudaResource(SourceResource, TracksUses):
     """Stream-ordered device memory from the driver's own pool, with exact uses."""
 
     def __init__(self, device: int = 0, device_ordinal: int | None = None, *, check: bool = True) -> None:
         """Make the resource; calls no driver. See :class:`DirectCudaResource` for the arguments."""
         super().__init__(device, device_ordinal, check=check)
         self._retired: deque[Any] = deque()  # blocks given back that the device may still have
-        self._tickets: Tickets | None = None  # made at the first use that is told
 
     # --- accounting ---------------------------------------------------------------------------------------------
     # Counted when asked for: a counter would need a lock on every allocation, a deque's append needs none.
@@ -139,47 +134,3 @@ class AsyncCudaResource(SourceResource):
                 block.state = _FREED
             else:
                 self._retired.append(block)
-
-    # --- uses ---------------------------------------------------------------------------------------------------
-    def supports_block_use_tracking(self) -> bool:
-        """Inherited."""
-        return True
-
-    def pending_use_event_count(self, ptr: int) -> int | None:
-        """Uses that a free of the block at ``ptr`` has to come after; None if no block starts there."""
-        block = self._table.at(ptr)
-        return None if block is None else block.use_count()
-
-    def prepare_block_use(self, block_id: BlockId, stream: object, access: Access) -> None:
-        """Inherited. Another thread's conflicting use of the block, prepared but not finished, is waited for."""
-        user, block = self._used(block_id, stream, "prepare_block_use")
-        self._uses.open(block, user, Access(access))
-
-    def finish_block_use(self, block_id: BlockId, stream: object, access: Access) -> None:
-        """Inherited. A write that was not prepared keeps the uses before it: a free still waits for them."""
-        user, block = self._used(block_id, stream, "finish_block_use")
-        self._uses.close(block, user, Access(access))
-
-    def cancel_block_use(self, block_id: BlockId, stream: object, access: Access) -> None:
-        """Inherited."""
-        user, block = self._used(block_id, stream, "cancel_block_use")
-        self._uses.cancel(block, user, Access(access))
-
-    def record_block_use(self, block: Any, stream: object) -> None:
-        """Inherited."""
-        user, found = self._used(block.id, stream, "record_block_use")
-        self._uses.note(found, user)
-
-    @property
-    def _uses(self) -> Tickets:
-        with self._state.ordering:
-            if self._tickets is None:
-                self._tickets = Tickets(self._state.ordering)
-            return self._tickets
-
-    def _used(self, block_id: BlockId, stream: object, call: str) -> tuple[Stream, BlockLife]:
-        if not isinstance(block_id, BlockId):
-            raise StreamMisuse(call, got=repr(block_id), expected="a BlockId: give block.id")
-        if block_id.device_ordinal not in (self._ordinal, self._device):
-            raise wrong_device(self, block_id.device_ordinal, call)
-        return self._stream(stream), self._table.find(block_id)

@@ -1,0 +1,304 @@
+"""A limit on the bytes that a stack of resources may have out at once.
+
+Owns the limit, the ledger of what is charged, and reservations. Must not know how memory is allocated.
+
+A block is charged from the moment before it is allocated until it is free in fact: what was given back but may still be
+in use on the device counts. ``Budget(Pool)`` so limits live bytes, ``Pool(Budget)`` the bytes a pool has reserved.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import deque
+from types import TracebackType
+from typing import Any, Self
+
+from ..core.device import device_state
+from ..core.stream import Stream
+from ..errors import ClosedError, CuglueError, DriverError, OutOfBudget, OutOfMemory
+from ..lifecycle import BlockState
+from .adaptor import Adaptor
+from .block import UNTAGGED, DeviceBlock, as_size
+from .cupy_plug import cupy_error
+from .resource import BudgetSnapshot, DeviceMemoryResource
+
+_NOT_FREE_YET = (BlockState.RETIRED, BlockState.QUARANTINED)
+_SETTLE_ABOVE = 4096  # blocks given back and still charged
+
+
+class GlobalDeviceBudget(Adaptor):
+    """Refuses what would bring the bytes out above ``limit``.
+
+    Near the limit it first looks what is free by now, then waits for pending frees, and only then refuses. Budgets
+    nest: the inner one limits everybody who uses it, the outer one its own callers.
+    """
+
+    def __init__(self, upstream: DeviceMemoryResource, limit: int) -> None:
+        """Put a budget over ``upstream``; what that has out already is charged.
+
+        Args:
+            upstream: where memory comes from.
+            limit: bytes.
+        """
+        super().__init__(upstream)
+        self._limit = as_size(limit)
+        self._lock = threading.RLock()  # re-entrant: a signal handler may allocate
+        self._before = upstream.bytes_outstanding  # not allocated through this budget
+        self._reserved = self._before
+        self._ledger: dict[int, int] = {}  # by generation: the bytes charged for a live block
+        self._pending: deque[tuple[Any, int]] = deque()  # given back and still charged
+        self._settle_at = _SETTLE_ABOVE
+        self._returned: deque[int] = deque()  # of reservations that were dropped; finalisers append
+
+    def __repr__(self) -> str:
+        return f"GlobalDeviceBudget({self.upstream!r}, limit={self._limit})"
+
+    # --- figures ------------------------------------------------------------------------------------------------
+    @property
+    def limit(self) -> int:
+        """Bytes that may be out at once."""
+        return self._limit
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes charged: live, given back but not free yet, reserved, and what was out before this budget."""
+        self._settle()
+        return self._reserved
+
+    @property
+    def remaining(self) -> int:
+        """Bytes that may still be allocated."""
+        return max(0, self._limit - self.reserved_bytes)
+
+    def budget_snapshot(self) -> BudgetSnapshot:
+        """Inherited. Of this budget, not of one below it."""
+        return BudgetSnapshot(self._limit, self.reserved_bytes)
+
+    # --- allocate, deallocate -----------------------------------------------------------------------------------
+    def _allocate(self, nbytes: int, stream: Stream, tag: str, kind: Any) -> Any:
+        with self._lock:
+            fits = self._reserved + nbytes <= self._limit
+            if fits:
+                self._reserved += nbytes
+        if not fits:
+            self._claim(nbytes)
+        try:
+            return self._obtain(nbytes, stream, tag, kind)
+        except BaseException:
+            self._discharge(nbytes)
+            raise
+
+    def _obtain(self, nbytes: int, stream: Stream, tag: str, kind: Any) -> Any:
+        """A block for bytes that are charged already; if that fails they stay charged."""
+        block = self._fetch(nbytes, stream, tag, kind)
+        size = block.size
+        if size != nbytes:  # upstream rounded up: charge what is really out
+            self._discharge(nbytes - size)
+        self._ledger[block.generation] = size
+        return block
+
+    def _given(self, block: Any) -> None:
+        size = self._ledger.pop(block.generation, None)
+        if size is None:
+            self._discharge_former(block.size)
+        elif block.state in _NOT_FREE_YET:
+            self._pending.append((block, size))
+            if len(self._pending) > self._settle_at:
+                self._settle()
+                self._settle_at = max(_SETTLE_ABOVE, 2 * len(self._pending))
+        else:
+            with self._lock:
+                self._reserved -= size
+
+    def _fetch(self, nbytes: int, stream: Stream, tag: str, kind: Any) -> Any:
+        """A block from upstream; where the device has no memory, once more after pending frees."""
+        try:
+            return self._take(nbytes, stream, tag, kind)
+        except OutOfBudget:
+            raise  # a budget below has tried that
+        except OutOfMemory as error:
+            if stream.capturing:
+                raise
+            try:
+                self.upstream.reap_pending()
+            except CuglueError as second:
+                error.add_note(f"waiting for pending frees failed too: {second}")
+                raise error from second
+        return self._take(nbytes, stream, tag, kind)
+
+    # --- room ---------------------------------------------------------------------------------------------------
+    def _claim(self, nbytes: int) -> None:
+        """Charge ``nbytes``, after making room if that is needed.
+
+        Raises:
+            OutOfBudget: there is no room; nothing is charged.
+        """
+        if nbytes > self._limit:
+            raise self._refusal(nbytes)
+        if self._try_claim(nbytes):
+            return
+        self._look()
+        if self._try_claim(nbytes):
+            return
+        gc.collect()  # arrays in cycles; no lock is held
+        failed: CuglueError | None = None
+        try:
+            device_state(self.driver, self.device).retire.run_forgotten()
+            self.upstream.reap_pending()
+        except CuglueError as error:
+            failed = error
+        if not self._try_claim(nbytes):
+            raise self._refusal(nbytes) from failed
+
+    def _try_claim(self, nbytes: int) -> bool:
+        self._settle()
+        with self._lock:
+            if self._reserved + nbytes > self._limit:
+                return False
+            self._reserved += nbytes
+            return True
+
+    def _refusal(self, nbytes: int) -> OutOfMemory:
+        return cupy_error(
+            OutOfBudget(
+                current=self._reserved,
+                requested=nbytes,
+                limit=self._limit,
+                in_use=self.upstream.bytes_outstanding,
+            )
+        )
+
+    def _discharge(self, nbytes: int) -> None:
+        with self._lock:
+            self._reserved -= nbytes
+
+    def _discharge_former(self, nbytes: int) -> None:
+        """A block was freed that this budget did not allocate."""
+        with self._lock:
+            known = min(nbytes, self._before)
+            self._before -= known
+            self._reserved -= known
+
+    def _settle(self) -> None:
+        """Discharge what is free by now. Other threads may free meanwhile."""
+        for _ in range(len(self._pending)):
+            try:
+                block, size = self._pending.popleft()
+            except IndexError:
+                break  # another thread settles too
+            if block.state in _NOT_FREE_YET:
+                self._pending.append((block, size))
+            else:
+                self._discharge(size)
+        while self._returned:
+            self._discharge(self._returned.popleft())
+        if self._before:
+            with self._lock:
+                own = sum(self._ledger.values()) + sum(size for _, size in list(self._pending))
+                gone = self._before - max(0, self.upstream.bytes_outstanding - own)
+                if gone > 0:
+                    self._before -= gone
+                    self._reserved -= gone
+
+    # --- reservations -------------------------------------------------------------------------------------------
+    def reserve(self, nbytes: int) -> BudgetReservation:
+        """Charge ``nbytes`` now, to allocate them later without being refused.
+
+        Ordering: blocks the host if room has to be made. Ownership: close it (or use ``with``) to give the rest back.
+
+        Raises:
+            OutOfBudget: there is no room.
+        """
+        size = as_size(nbytes)
+        self._claim(size)
+        return BudgetReservation(self, size)
+
+
+class BudgetReservation:
+    """Bytes of a budget, charged already. Made by :meth:`GlobalDeviceBudget.reserve`."""
+
+    def __init__(self, budget: GlobalDeviceBudget, nbytes: int) -> None:
+        self._budget = budget
+        self._lock = threading.RLock()
+        self.total = nbytes
+        self.remaining = nbytes
+        self.closed = False
+
+    def allocate(self, nbytes: int, stream: object = None, tag: str = UNTAGGED) -> DeviceBlock:
+        """A block out of the reservation; freeing it gives its bytes to the budget, not to the reservation.
+
+        Ordering: see the resource below the budget.
+
+        Raises:
+            OutOfBudget: more than is left here; ``limit`` is the reservation's total.
+            ClosedError: the rest was given back.
+        """
+        size = as_size(nbytes)
+        with self._lock:
+            if self.closed:
+                raise ClosedError(repr(self), got="allocate()", expected="an open reservation")
+            if size > self.remaining:
+                raise cupy_error(
+                    OutOfBudget(
+                        "budget reservation",
+                        current=self.total - self.remaining,
+                        requested=size,
+                        limit=self.total,
+                        hint="Reserve more",
+                    )
+                )
+            self.remaining -= size
+        budget = self._budget
+        try:
+            block: DeviceBlock = budget._obtain(size, budget._stream(stream), tag, DeviceBlock)
+        except BaseException:
+            with self._lock:
+                self.remaining += size
+            raise
+        block.resource = budget
+        return block
+
+    def close(self) -> None:
+        """Give back what was not allocated. Closing again does nothing."""
+        with self._lock:
+            rest, self.remaining, self.closed = self.remaining, 0, True
+        self._budget._discharge(rest)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not self.closed and self.remaining:
+            self._budget._returned.append(self.remaining)
+
+    def __repr__(self) -> str:
+        return f"BudgetReservation({self.total - self.remaining} of {self.total} bytes used)"
+
+
+def reserve(resource: DeviceMemoryResource, nbytes: int) -> BudgetReservation:
+    """Reserve in the nearest budget of a stack.
+
+    Ordering: see :meth:`GlobalDeviceBudget.reserve`.
+
+    Raises:
+        DriverError: there is no budget in it.
+    """
+    below: Any = resource
+    while not isinstance(below, GlobalDeviceBudget):
+        below = getattr(below, "upstream", None)
+        if below is None:
+            raise DriverError(
+                f"reservation of {nbytes} bytes in {resource!r}",
+                got="a stack without a budget",
+                expected="a GlobalDeviceBudget in it",
+                code=801,
+                name="cudaErrorNotSupported",
+            )
+    budget: GlobalDeviceBudget = below
+    return budget.reserve(nbytes)

@@ -1,0 +1,101 @@
+"""Asking the application for memory back before an allocation fails.
+
+Owns the attempts and their bound. Must not know what the application gives back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.device import device_state
+from ..core.stream import Stream
+from ..errors import CuglueError, OutOfMemory, UsageError
+from .adaptor import Adaptor
+from .resource import DeviceMemoryResource
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationFailure:
+    """What a callback is told.
+
+    Attributes:
+        need: bytes asked for.
+        free: bytes that the device has free, or None if it does not say.
+        attempt: 1 for the first call of the callback for this request, 2 for the second, ...
+        tag: of the request.
+        error: why it failed.
+    """
+
+    need: int
+    free: int | None
+    attempt: int
+    tag: str
+    error: OutOfMemory
+
+
+class FailureCallbackResource(Adaptor):
+    """Calls ``callback`` when there is no memory, and tries again as long as it answers True.
+
+    The callback may free, clear caches, collect garbage. What it allocates here itself is not retried, so that it
+    cannot call itself.
+    """
+
+    def __init__(
+        self,
+        upstream: DeviceMemoryResource,
+        callback: Callable[[AllocationFailure], bool],
+        max_attempts: int = 3,
+    ) -> None:
+        """Put a callback over ``upstream``.
+
+        Args:
+            upstream: where memory comes from.
+            callback: True if it gave something back and trying again makes sense.
+            max_attempts: most calls of the callback for one request.
+        """
+        super().__init__(upstream)
+        if not callable(callback):
+            raise UsageError("failure callback", got=repr(callback), expected="something to call")
+        if isinstance(max_attempts, bool) or not isinstance(max_attempts, int) or max_attempts < 1:
+            raise UsageError("max_attempts", got=repr(max_attempts), expected="an int of 1 or more")
+        self._callback = callback
+        self._max_attempts = max_attempts
+        self._local = threading.local()
+
+    def _allocate(self, nbytes: int, stream: Stream, tag: str, kind: Any) -> Any:
+        try:
+            return self._take(nbytes, stream, tag, kind)
+        except OutOfMemory as error:
+            if getattr(self._local, "inside", False):
+                raise
+            return self._try_again(nbytes, stream, tag, kind, error)
+
+    def _try_again(self, nbytes: int, stream: Stream, tag: str, kind: Any, error: OutOfMemory) -> Any:
+        for attempt in range(1, self._max_attempts + 1):
+            if not self._ask(AllocationFailure(nbytes, self._free(), attempt, tag, error)):
+                break
+            device_state(self.driver, self.device).retire.run_forgotten()
+            try:
+                return self._take(nbytes, stream, tag, kind)
+            except OutOfMemory as again:
+                error = again
+        raise error
+
+    def _ask(self, failure: AllocationFailure) -> bool:
+        self._local.inside = True
+        try:
+            return bool(self._callback(failure))
+        except Exception as second:  # noqa: BLE001 - the first failure is what the caller has to see
+            failure.error.add_note(f"the failure callback raised {type(second).__name__}: {second}")
+            return False
+        finally:
+            self._local.inside = False
+
+    def _free(self) -> int | None:
+        try:
+            return self.driver.memory_info(self.device).free
+        except CuglueError:
+            return None

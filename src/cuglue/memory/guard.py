@@ -1,0 +1,345 @@
+"""A resource for finding who writes where it must not, and who uses memory that it gave back.
+
+Owns canaries, poison and the quarantine. Must not know how memory is allocated. For debugging: it blocks the host at
+each free, to look at the canaries.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..core.block import BlockId, BlockLife
+from ..core.stream import Stream
+from ..driver.protocol import Access, CopyKind
+from ..errors import LayoutError, OutOfBounds, OutOfMemory, UseAfterFree
+from ..lifecycle import BlockState
+from .adaptor import Adaptor
+from .block import DeviceBlock, as_size
+from .resource import DeviceMemoryResource
+from .streams import refuge
+from .table import BlockTable
+
+CANARY = 0xCA
+FRESH = 0xCB  # of memory handed out and not written yet
+FREED = 0xDD  # of memory given back
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class MemoryMisuseWarning(UserWarning):
+    """A guard found misuse where it could not raise an error to whoever is to blame."""
+
+
+@dataclass(frozen=True, slots=True)
+class Misuse:
+    """What a guard found.
+
+    Attributes:
+        kind: ``"out of bounds"``: bytes beside a block were written. ``"use after free"``: a block was written after it
+            was given back.
+        tag, generation: of the block.
+        offset: of the first wrong byte from the start of the block; negative before it.
+        neighbour: tag of the nearest live block, which may be the one that ran over; None if there is none.
+    """
+
+    kind: Literal["out of bounds", "use after free"]
+    tag: str
+    generation: int
+    offset: int
+    neighbour: str | None
+
+    def __str__(self) -> str:
+        beside = f", nearest live block {self.neighbour!r}" if self.neighbour is not None else ""
+        return f"{self.kind}: block {self.tag!r} (generation {self.generation}) at byte {self.offset}{beside}"
+
+    def error(self) -> OutOfBounds | UseAfterFree:
+        """The misuse as an error."""
+        cls = OutOfBounds if self.kind == "out of bounds" else UseAfterFree
+        return cls(str(self), generation=self.generation)
+
+
+class _Guarded(NamedTuple):
+    """A block as the user has it, and the larger one below it."""
+
+    outer: Any
+    inner: Any
+
+
+class DebugGuardResource(Adaptor):
+    """Puts canaries beside each block, poisons memory as it comes and goes, and holds freed memory back for a while.
+
+    Broken canaries raise OutOfBounds at the free. Writes to freed memory are found when it leaves the quarantine, or by
+    :meth:`check`. Reads of freed memory show as the byte 0xDD, of memory never written as 0xCB.
+    """
+
+    def __init__(
+        self,
+        upstream: DeviceMemoryResource,
+        *,
+        canary: int = 64,
+        poison: bool = True,
+        quarantine_bytes: int = 64 << 20,
+        quarantine_age: float = 60.0,
+    ) -> None:
+        """Put a guard over ``upstream``.
+
+        Args:
+            upstream: where memory comes from.
+            canary: bytes beside each block that are watched, at either end.
+            poison: overwrite memory as it comes and goes.
+            quarantine_bytes: most bytes held back.
+            quarantine_age: seconds after which a block is held back no longer.
+        """
+        super().__init__(upstream)
+        self._canary = as_size(canary)
+        self._poison = poison
+        self._most_bytes = as_size(quarantine_bytes)
+        if not quarantine_age >= 0:
+            raise LayoutError("quarantine_age", got=quarantine_age, expected="seconds, 0 or more")
+        self._most_age = quarantine_age
+        self._table = BlockTable()
+        self._inner: dict[int, Any] = {}  # by generation of the outer block
+        self._quarantine: deque[tuple[float, _Guarded]] = deque()
+        self._leaving: deque[_Guarded] = deque()  # given back to upstream, maybe not free yet
+        self._lock = threading.RLock()
+        self.reports: list[Misuse] = []
+
+    # --- allocate -----------------------------------------------------------------------------------------------
+    def _allocate(self, nbytes: int, stream: Stream, tag: str, kind: Any) -> Any:
+        self._release_due()
+        if nbytes == 0:
+            return self._take(0, stream, tag, kind)  # it says what is wrong with that
+        alignment = stream.state.capabilities.alignment
+        front = -(-self._canary // alignment) * alignment
+        try:
+            inner = self._take(front + nbytes + self._canary, stream, tag, DeviceBlock)
+        except OutOfMemory:
+            if not self._quarantine:
+                raise
+            self.flush()
+            inner = self._take(front + nbytes + self._canary, stream, tag, DeviceBlock)
+        try:
+            self._fill(inner.ptr, CANARY, front, stream)
+            self._fill(inner.ptr + front + nbytes, CANARY, self._canary, stream)
+            if self._poison:
+                self._fill(inner.ptr + front, FRESH, nbytes, stream)
+            inner.finish(stream, Access.WRITE)
+            outer = kind(inner.ptr + front, nbytes, stream, inner.write_seq, tag)
+            self._table.add(outer)
+        except BaseException:
+            inner.finish(stream, Access.WRITE)
+            self._give(inner)
+            raise
+        self._inner[outer.generation] = inner
+        return outer
+
+    # --- deallocate ---------------------------------------------------------------------------------------------
+    def _deallocate(self, block: Any) -> None:
+        if block.state is not BlockState.LIVE or not self._table.remove(block):
+            raise self._not_live(block)
+        inner = self._inner[block.generation]
+        guarded = _Guarded(block, inner)
+        try:
+            stream = self._joined(guarded)
+            found = None if stream.capturing else self._look_beside(guarded, stream)
+            if self._poison:
+                self._fill(block.ptr, FREED, block.size, stream)
+            inner.finish(stream, Access.WRITE)
+        except BaseException:
+            self._table.add(block)
+            raise
+        del self._inner[block.generation]
+        block.state = BlockState.QUARANTINED
+        self._quarantine.append((time.monotonic(), guarded))
+        self._release_due()
+        if found is not None:
+            self.reports.append(found)
+            raise found.error()
+
+    def _not_live(self, block: Any) -> UseAfterFree:
+        owner = self.block_at(block.ptr)
+        now = f"given back (its address belongs to block {owner.tag!r} now)" if owner else "given back"
+        return UseAfterFree(
+            f"block {block.tag!r} of generation {block.generation}",
+            got=f"one that was {now}",
+            expected="a live block of this guard",
+            generation=block.generation,
+        )
+
+    def _joined(self, guarded: _Guarded) -> Stream:
+        """A stream that comes after all uses of the block."""
+        stream: Stream = guarded.outer.stream
+        if not stream.nameable():
+            stream = refuge(stream.state)
+            stream.join_context()
+        with stream.state.ordering:
+            guarded.outer.join_uses(stream)
+            guarded.inner.join_uses(stream)
+        return stream
+
+    # --- quarantine ---------------------------------------------------------------------------------------------
+    def flush(self) -> None:
+        """Give the whole quarantine back. Blocks the host for each block."""
+        while self._quarantine:
+            self._release_oldest()
+
+    def _release_due(self) -> None:
+        held = sum(guarded.inner.size for _, guarded in list(self._quarantine))
+        while self._quarantine:
+            since, guarded = self._quarantine[0]
+            if held <= self._most_bytes and time.monotonic() - since <= self._most_age:
+                break
+            held -= guarded.inner.size
+            self._release_oldest()
+
+    def _release_oldest(self) -> None:
+        try:
+            since, guarded = self._quarantine.popleft()
+        except IndexError:
+            return  # another thread was quicker
+        try:
+            found = self._look_inside(guarded)
+            self._give(guarded.inner)
+        except BaseException:
+            self._quarantine.appendleft((since, guarded))
+            raise
+        guarded.outer.state = guarded.inner.state
+        if guarded.inner.state is BlockState.RETIRED:
+            self._leaving.append(guarded)
+        if found is not None:
+            self.reports.append(found)
+            warnings.warn(str(found), MemoryMisuseWarning, stacklevel=2)
+
+    def reap_pending(self, *, block: bool = True) -> None:
+        """Inherited. Waiting also ends the quarantine; only looking ends it for blocks that were held long enough."""
+        if block:
+            self.flush()
+        else:
+            self._release_due()
+        self.upstream.reap_pending(block=block)
+        self._follow()
+
+    def _look(self) -> None:
+        self._release_due()
+        super()._look()
+        self._follow()
+
+    def _follow(self) -> None:
+        """What is free below is free here."""
+        for _ in range(len(self._leaving)):
+            try:
+                guarded = self._leaving.popleft()
+            except IndexError:
+                return
+            guarded.outer.state = guarded.inner.state
+            if guarded.inner.state is BlockState.RETIRED:
+                self._leaving.append(guarded)
+
+    def close(self) -> None:
+        """Inherited. Ends the quarantine first."""
+        self.flush()
+        self.upstream.close()
+
+    # --- looking ------------------------------------------------------------------------------------------------
+    def check(self) -> None:
+        """Look at every canary and at everything held back. Blocks the host.
+
+        Raises:
+            OutOfBounds, UseAfterFree: the first misuse found; all of them are in :attr:`reports`.
+        """
+        found: list[Misuse | None] = []
+        for outer in list(self._table):
+            inner = self._inner.get(outer.generation)
+            if inner is not None:
+                guarded = _Guarded(outer, inner)
+                found.append(self._look_beside(guarded, self._joined(guarded)))
+        found += [self._look_inside(guarded) for _, guarded in list(self._quarantine)]
+        misuses = [misuse for misuse in found if misuse is not None]
+        self.reports += misuses
+        if misuses:
+            raise misuses[0].error()
+
+    def _look_beside(self, guarded: _Guarded, stream: Stream) -> Misuse | None:
+        """Whether a canary is broken; ``stream`` comes after all uses."""
+        outer, inner = guarded
+        front = outer.ptr - inner.ptr
+        before = self._read(inner.ptr, front, stream)
+        after = self._read(outer.ptr + outer.size, self._canary, stream)
+        stream.submit()
+        stream.synchronize()
+        wrong = [
+            *(np.flatnonzero(before != CANARY) - front)[-1:],
+            *(np.flatnonzero(after != CANARY) + outer.size)[:1],
+        ]
+        return self._misuse("out of bounds", outer, int(wrong[0])) if wrong else None
+
+    def _look_inside(self, guarded: _Guarded) -> Misuse | None:
+        """Whether a block that is held back was written."""
+        outer, inner = guarded
+        stream = inner.write_stream
+        if not self._poison or stream.capturing:
+            return None
+        if not stream.nameable():
+            stream = refuge(stream.state)
+            stream.join_context()
+        body = self._read(outer.ptr, outer.size, stream)
+        stream.submit()
+        stream.synchronize()
+        wrong = np.flatnonzero(body != FREED)
+        return self._misuse("use after free", outer, int(wrong[0])) if wrong.size else None
+
+    def _misuse(self, kind: Literal["out of bounds", "use after free"], block: Any, offset: int) -> Misuse:
+        others = [b for b in self._table if b is not block]
+        nearest = min(others, key=lambda b: abs(b.ptr - block.ptr), default=None)
+        return Misuse(kind, block.tag, block.generation, offset, nearest.tag if nearest else None)
+
+    def _fill(self, ptr: int, value: int, nbytes: int, stream: Stream) -> None:
+        if nbytes:
+            self.driver.fill_async(ptr, value, nbytes, stream.handle)
+
+    def _read(self, ptr: int, nbytes: int, stream: Stream) -> Bytes:
+        host: Bytes = np.zeros(nbytes, np.uint8)
+        if nbytes:
+            self.driver.copy_async(host.ctypes.data, ptr, nbytes, CopyKind.D2H, stream.handle)
+        return host
+
+    # --- uses ---------------------------------------------------------------------------------------------------
+    def _below(self, block: BlockId) -> BlockId:
+        """The id of the block below the one that the user means."""
+        inner = self._inner[self._table.find(block).generation]
+        return BlockId(inner.ptr, inner.generation, inner.stream.id, inner.device_id)
+
+    def record_block_use(self, block: Any, stream: object) -> None:
+        """Inherited."""
+        self.upstream.record_block_use(self._inner[self._table.find(block.id).generation], stream)
+
+    def prepare_block_use(self, block_id: BlockId, stream: object, access: Access) -> None:
+        """Inherited."""
+        self.upstream.prepare_block_use(self._below(block_id), stream, access)
+
+    def finish_block_use(self, block_id: BlockId, stream: object, access: Access) -> None:
+        """Inherited."""
+        self.upstream.finish_block_use(self._below(block_id), stream, access)
+
+    def cancel_block_use(self, block_id: BlockId, stream: object, access: Access) -> None:
+        """Inherited."""
+        self.upstream.cancel_block_use(self._below(block_id), stream, access)
+
+    def live_blocks(self) -> list[BlockLife]:
+        """Inherited."""
+        return list(self._table)
+
+    def block_at(self, address: int) -> BlockLife | None:
+        """Inherited."""
+        return self._table.around(address)
+
+
+__all__ = ["DebugGuardResource", "MemoryMisuseWarning", "Misuse"]

@@ -1,0 +1,176 @@
+"""Memory that the host can address: pinned, and shared with the device by migration.
+
+Owns when pinned memory may be freed: the host has to wait, since there is no free in stream order. Must not know
+copies.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+from ..core.stream import Stream
+from ..errors import SeveralErrors, UnsupportedError
+from ..lifecycle import BlockState
+from .source import SourceResource
+from .uses import TracksUses
+
+_MOST_PENDING = 256 << 20  # bytes of pinned memory given back and still in use
+
+
+class _Pending(NamedTuple):
+    """Pinned memory given back, and the uses that have to be done before it is freed."""
+
+    block: Any
+    uses: tuple[tuple[Stream, int], ...]
+
+
+class PinnedHostResource(SourceResource, TracksUses):
+    """Page-locked host memory, exactly as large as asked for. The device can use its addresses too.
+
+    A block is freed once all uses of it are done: those it was told of, and what was queued on its own stream before it
+    was given back. While more than 256 MiB wait for that, an allocation waits for the oldest.
+    """
+
+    _ordered = False
+
+    def __init__(self, device: int = 0) -> None:
+        """Make the resource; calls no driver.
+
+        Args:
+            device: ordinal whose streams its blocks are used on.
+        """
+        super().__init__(device)
+        self._waiting: deque[_Pending] = deque()
+
+    @property
+    def bytes_outstanding(self) -> int:
+        """Inherited."""
+        return self._table.nbytes + sum(entry.block.size for entry in list(self._waiting))
+
+    def pending_per_stream(self) -> dict[int, int]:
+        """Inherited."""
+        found: dict[int, int] = {}
+        for entry in list(self._waiting):
+            stream = entry.uses[0][0].id
+            found[stream] = found.get(stream, 0) + entry.block.size
+        return found
+
+    def view(self, block: Any) -> memoryview:
+        """The bytes of a live block, writable. What the device does there has to be waited for first.
+
+        Raises:
+            UseAfterFree: not live.
+        """
+        return self._driver.host_view(self._table.find(block.id).ptr, block.size, True)
+
+    def _get_ready(self, nbytes: int) -> None:
+        super()._get_ready(nbytes)
+        if self._waiting:
+            self._free_done()
+            while self._waiting and sum(e.block.size for e in list(self._waiting)) > _MOST_PENDING:
+                self._await(self._waiting[0])
+                self._free_done()
+            self._ready = not self._waiting
+
+    def _take(self, nbytes: int, stream: Stream) -> int:
+        return self._driver.host_alloc(nbytes)
+
+    def _drop(self, ptr: int, stream: Stream) -> None:
+        self._driver.host_free(ptr)
+
+    def _deallocate(self, block: Any) -> None:
+        self._check_process()
+        if block.state is not BlockState.LIVE or not self._table.remove(block):
+            raise self._not_live(block)
+        if self._tickets is not None:
+            self._tickets.forget(block)
+        # CuPy tells nobody what it queues: everything on the home stream counts.
+        uses = ((block.stream, block.stream.submit()), *block.uses())
+        block.state = BlockState.RETIRED
+        self._waiting.append(_Pending(block, uses))
+        self._ready = False
+
+    def reap_pending(self, *, block: bool = True) -> None:
+        """Free what the device is done with.
+
+        Args:
+            block: wait for it (blocks the host), except for streams that capture; else only look.
+
+        Raises:
+            SeveralErrors: more than one stream or free failed; a single failure is raised as it is.
+        """
+        self._check_process()
+        self._state.retire.run_forgotten()
+        errors: list[BaseException] = []
+        if block:
+            for entry in list(self._waiting):
+                self._attempt(lambda entry=entry: self._await(entry), errors)  # type: ignore[misc]
+        self._attempt(self._free_done, errors)
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            raise SeveralErrors(f"reaping {self!r}", errors=errors) from errors[0]
+
+    @staticmethod
+    def _await(entry: _Pending) -> None:
+        for stream, seq in entry.uses:
+            if stream.completed < seq and not stream.capturing:
+                stream.synchronize()
+
+    def _free_done(self) -> None:
+        """Free what is done with; what fails stays. Other threads may give back, and reap, meanwhile."""
+        for _ in range(len(self._waiting)):
+            try:
+                entry = self._waiting.popleft()
+            except IndexError:
+                return
+            try:
+                done = all(stream.done(seq) for stream, seq in entry.uses)
+                if done:
+                    self._driver.host_free(entry.block.ptr)
+            except BaseException:
+                self._waiting.append(entry)
+                raise
+            if done:
+                entry.block.state = BlockState.FREED
+            else:
+                self._waiting.append(entry)
+
+    def _make_room(self, stream: Stream) -> list[str]:
+        tried = super()._make_room(stream)
+        return [step for step in tried if "driver's pool" not in step]
+
+
+class ManagedResource(SourceResource):
+    """Memory that host and device share by migration; may be more than the device has. Freeing waits for the device."""
+
+    _ordered = False
+
+    def __init__(self, device: int = 0) -> None:
+        """Make the resource.
+
+        Raises:
+            UnsupportedError: the device has no managed memory.
+        """
+        super().__init__(device)
+        if not self._state.capabilities.managed_memory:
+            raise UnsupportedError(repr(self), got="a device without managed memory", reason="managed_memory")
+
+    def view(self, block: Any) -> memoryview:
+        """The bytes of a live block, writable. What the device does there has to be waited for first.
+
+        Raises:
+            UseAfterFree: not live.
+        """
+        return self._driver.host_view(self._table.find(block.id).ptr, block.size, True)
+
+    def _take(self, nbytes: int, stream: Stream) -> int:
+        return self._driver.malloc_managed(nbytes, self._device)
+
+    def _drop(self, ptr: int, stream: Stream) -> None:
+        self._driver.free(ptr, self._device)
+
+    def _deallocate(self, block: Any) -> None:
+        self._release(block)
+        block.state = BlockState.FREED

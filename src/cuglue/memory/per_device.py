@@ -1,0 +1,62 @@
+"""One allocator for several devices.
+
+Owns the choice by the current device. Must not know how any of them allocates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Self
+
+from ..errors import UsageError
+from . import cupy_plug
+from .cupy_scope import Scope
+from .resource import DeviceMemoryResource
+
+if TYPE_CHECKING:
+    from .cupy_plug import Malloc
+
+
+class PerDevice:
+    """``PerDevice({0: a, 1: b}).malloc``: CuPy allocates from the resource of the device that is current."""
+
+    def __init__(self, resources: Mapping[int, DeviceMemoryResource]) -> None:
+        for ordinal, resource in resources.items():
+            if not isinstance(resource, DeviceMemoryResource) or resource.device != ordinal:
+                raise UsageError(
+                    f"PerDevice: resource of device {ordinal}",
+                    got=repr(resource),
+                    expected=f"a DeviceMemoryResource of device {ordinal}",
+                )
+        self.resources: Mapping[int, DeviceMemoryResource] = dict(resources)
+
+    def __getitem__(self, device: int) -> DeviceMemoryResource:
+        """The resource of a device.
+
+        Raises:
+            UsageError: none was given.
+        """
+        try:
+            return self.resources[device]
+        except KeyError:
+            raise UsageError(
+                "PerDevice", got=f"device {device}", expected=f"one of {sorted(self.resources)}"
+            ) from None
+
+    @cached_property
+    def malloc(self) -> Malloc:
+        """CuPy's allocator for all these devices; see :attr:`DeviceMemoryResource.malloc`."""
+        return cupy_plug.dispatch_malloc(self)
+
+    def as_cupy_allocator(self) -> Scope[Self]:
+        """``with`` this, CuPy allocates here: this thread and task only, innermost wins, restored on the way out."""
+        return Scope(self)
+
+    def close(self) -> None:
+        """Close every resource."""
+        for resource in self.resources.values():
+            resource.close()
+
+    def __repr__(self) -> str:
+        return f"PerDevice({dict(self.resources)!r})"
