@@ -15,7 +15,7 @@ import pytest
 from graphics.subjects import BufferSubject, make_buffer, make_texture, registered_texture
 
 import cuglue
-from cuglue.driver.protocol import Driver
+from cuglue.driver.protocol import CopyKind, Driver
 from cuglue.errors import (
     ClosedError,
     LayoutError,
@@ -230,6 +230,35 @@ def test_maps_are_ordered_with_the_whole_device(driver: Driver, ops: CountingOps
             assert (peek(m) == 3).all()
             driver.fill_async(m.device_ptr, 4, SIZE, m.stream.handle)
         driver.fill_async(ops.ptr, 5, SIZE, other)  # as ops.unmap might queue it
+        driver.stream_synchronize(other)
+        driver.stream_destroy(other)
+
+
+def test_what_ops_do_after_a_map_comes_after_its_consumers(driver: Driver, ops: CountingOps) -> None:
+    """Also after those on other streams: who unmaps, and where, nobody says."""
+    with CudaHandle.from_gl(0xC0DE, SIZE, ops) as handle:
+        consumer, third = driver.stream_create(0), driver.stream_create(0)
+        with handle.map() as m:
+            driver.stream_wait_event(consumer, m.stream.record().handle)
+            driver.fill_async(m.device_ptr, 4, SIZE, consumer)
+            m.record(consumer)
+        driver.fill_async(ops.ptr, 5, SIZE, third)  # as ops.unmap might queue it
+        for stream in (third, consumer):
+            driver.stream_synchronize(stream)
+            driver.stream_destroy(stream)
+
+
+def test_a_second_map_comes_after_what_the_first_waited_for(driver: Any, ops: CountingOps) -> None:
+    """Though the first map's stream has an older event, which covers less."""
+    with CudaHandle.from_gl(0xC0DE, SIZE, ops) as handle:
+        one, two = (cuglue.as_stream(driver.Stream()) for _ in range(2))
+        two.wait_for(one, one.submit())
+        driver.fill_async(ops.ptr, 3, SIZE, other := driver.stream_create(0))
+        seen = np.zeros(SIZE, np.uint8)
+        with handle.map(one.owner), handle.map(two.owner) as m:
+            driver.copy_async(seen.ctypes.data, m.device_ptr, SIZE, CopyKind.D2H, two.handle)
+        two.synchronize()
+        assert (seen == 3).all()
         driver.stream_synchronize(other)
         driver.stream_destroy(other)
 

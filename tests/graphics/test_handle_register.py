@@ -303,6 +303,16 @@ def test_images_are_registered_for_surface_access_and_buffers_as_asked(
     assert calls[0].args[2] is RegisterFlags.SURFACE_LDST
 
 
+def test_kernels_are_compiled_when_an_image_is_registered(driver: Driver, context: GlContext) -> None:
+    """No frame pays for a compiler."""
+    name = make_texture(640, 480)
+    with trace(only={"kernel_load"}) as calls, cuglue.register_texture(name) as handle:
+        assert len(calls) == 2
+        with handle.map_mut():
+            pass
+        assert len(calls) == 2
+
+
 # --- one registration per object --------------------------------------------------------------------------------
 
 
