@@ -22,9 +22,9 @@ import cuglue
 from cuglue.driver.protocol import Driver
 from cuglue.errors import BusyError, CaptureError, DanglingExportWarning
 from cuglue.graphics import image_copy, mapping
-from cuglue.graphics.glcontext import GlContext
+from cuglue.graphics.glcontext import GlContext, headless
 from cuglue.graphics.image_copy import CopyPath
-from cuglue.testing import Latch
+from cuglue.testing import Latch, trace
 
 pytestmark = [pytest.mark.gpu, pytest.mark.gl]
 
@@ -392,3 +392,40 @@ def test_a_thousand_frames_leave_nothing(driver: Driver, cp: Any) -> None:
         cp.cuda.Device().synchronize()
         assert driver.memory_info(0).free >= before - (4 << 20)
         assert (download(name, 320, 240) == download(name, 320, 240)[0, 0]).all()
+
+
+def test_several_handles_by_one_call(driver: Driver, cp: Any) -> None:
+    names = [make_buffer(4096) for _ in range(4)]
+    texture = make_texture(64, 48)
+    handles = [cuglue.register_buffer(name) for name in names] + [cuglue.register_texture(texture)]
+    with trace(only={"graphics_map", "graphics_unmap"}) as calls:
+        with cuglue.map_all(handles, mutable=True) as maps:
+            for number, m in enumerate(maps):
+                cp.asarray(m)[...] = number + 1
+        assert [c.method for c in calls] == ["graphics_map", "graphics_unmap"]
+    for number, handle in enumerate(handles):
+        assert (handle.read().get() == number + 1).all()
+        handle.close()
+
+
+def test_a_context_on_a_thread_of_its_own(driver: Driver, cp: Any) -> None:
+    """Every call is routed there, and CuPy works here."""
+    with headless(thread="worker") as worker:
+        texture = worker.ops.call(make_texture, 64, 48)
+        with cuglue.register_texture(texture, ops=worker.ops) as image:
+            with image.map_mut(cp.cuda.Stream(non_blocking=True)) as m:
+                m.cupy()[...] = 0x5C
+            assert (worker.ops.call(download, texture, 64, 48) == 0x5C).all()
+
+
+def test_slices_levels_and_layers_by_cupy(driver: Driver, cp: Any) -> None:
+    """The next level is made from the one before, on the device."""
+    name = make_texture(64, 64, levels=3)
+    pixels = picture(64, 64)
+    upload(name, pixels)
+    with cuglue.register_texture(name) as image:
+        for level in (1, 2):
+            with image.map(level=level - 1) as above, image.map_mut(level=level, overwrite=True) as below:
+                cp.asarray(below)[...] = cp.asarray(above)[::2, ::2]
+        with image.map(level=2) as m:
+            np.testing.assert_array_equal(m.numpy(), pixels[::4, ::4])
