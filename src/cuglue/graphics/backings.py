@@ -30,7 +30,7 @@ from .diagnose import explain
 from .fences import Writes
 from .glcurrent import ThreadRef
 from .image_copy import CopyPath
-from .registration import Registration
+from .registration import GlRegistration
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -79,6 +79,11 @@ class Share:
         self.readers = readers
         self.maps = 0
         self.writers = 0
+
+    def note_reader(self, m: object) -> None:
+        """Arrays are made from ``m``, a map of this part."""
+        if self.readers is not None:
+            self.readers.append(weakref.ref(m))
 
 
 class Backing(ABC):
@@ -184,7 +189,7 @@ def _quietly(function: Callable[[], object]) -> None:
 class GlBacking(Backing):
     """What the backings registered in an OpenGL context share: the thread, and the end."""
 
-    registration: Registration
+    registration: GlRegistration
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
         """Inherited. On the context's thread; driver errors say what is known there."""

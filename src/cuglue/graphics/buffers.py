@@ -15,7 +15,7 @@ from ..errors import LayoutError, MapUnavailableError, NotAllocatedError, StaleH
 from ..layout import Layout
 from .backings import Backing, GlBacking, Part, Share
 from .glops import CudaGlOps
-from .registration import Registration
+from .registration import GlRegistration
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class GlBuffer(GlBacking):
 
     def __init__(
         self,
-        registration: Registration,
+        registration: GlRegistration,
         size: int,
         *,
         readonly: bool,

@@ -10,18 +10,17 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from ..core.device import DeviceState
 from ..driver.protocol import Driver, RegisterFlags
 from ..driver.registry import current_driver
 from ..errors import DriverError, UnsupportedError, UsageError
-from ..formats import Format, Packing, PlaneView, by_name, check_carrier, check_registrable, plane_views
-from ..layout import Layout
-from ..memory.direct import DirectCudaResource
+from ..formats import Format, check_registrable
 from ..memory.resource import DeviceMemoryResource
 from .backings import Backing
 from .buffers import GlBuffer
+from .defaults import default_memory
 from .diagnose import explained
 from .glcontext import GlContext, current, headless
 from .gldevice import device_of_context
@@ -31,7 +30,8 @@ from .handle import CudaHandle
 from .image_copy import image_copier
 from .images import TEXTURE_3D, GlImage
 from .life import Life
-from .registration import Registration
+from .planes import Carried, carried, image_layout
+from .registration import GlRegistration
 
 Access = Literal["readwrite", "read", "write_discard"]
 
@@ -102,12 +102,8 @@ def register_texture(
         UsageError: another target than the texture has. Else as :func:`register_buffer`.
     """
     _check_name("texture", name)
-    carried = by_name(format) if isinstance(format, str) else format
-    if carried is None and (width, height) != (None, None):
-        raise UsageError(
-            f"texture {name}", got="width or height", expected="a format that they are the size of"
-        )
-    return _register(ops, _open_image, name, target, _Carried(carried, width, height), memory, device)
+    shown = carried(f"texture {name}", format, width, height)
+    return _register(ops, _open_image, name, target, shown, memory, device)
 
 
 def register_renderbuffer(
@@ -119,7 +115,7 @@ def register_renderbuffer(
 ) -> CudaHandle:
     """Register a GL renderbuffer. Args, Ordering, Ownership, Raises: as for :func:`register_texture`."""
     _check_name("renderbuffer", name)
-    return _register(ops, _open_image, name, RENDERBUFFER, _Carried(None, None, None), memory, device)
+    return _register(ops, _open_image, name, RENDERBUFFER, Carried(), memory, device)
 
 
 def register(obj: Any, **options: Any) -> CudaHandle:
@@ -163,14 +159,6 @@ _OBJECTS: dict[str, int | None] = {
 }
 
 
-class _Carried(NamedTuple):
-    """The image that texels carry, as the caller says it."""
-
-    format: Format | None
-    width: int | None
-    height: int | None
-
-
 def _check_name(kind: str, name: object) -> None:
     try:
         number = operator.index(name)  # type: ignore[arg-type] # that is the question
@@ -197,7 +185,7 @@ def _open_buffer(driver: Driver, ops: GlOps, name: int, access: Access, device: 
     def make() -> Backing:
         resource = driver.gl_register_buffer(name, _FLAGS[access], state.device)
         return GlBuffer(
-            Registration(state, ops, resource),
+            GlRegistration(state, ops, resource),
             size,
             readonly=access == "read",
             current_size=lambda: describe_buffer(name),
@@ -212,7 +200,7 @@ def _open_image(
     ops: GlOps,
     name: int,
     target: int,
-    carried: _Carried,
+    carried: Carried,
     memory: DeviceMemoryResource | None,
     device: int | None,
 ) -> Life:
@@ -225,7 +213,7 @@ def _open_image(
             expected=", ".join(target_name(t) for t in sorted(_TARGETS)),
             reason="target",
         )
-    format, layout, planes = _image_layout(found, carried, info.width, info.height)
+    format, layout, planes = image_layout(found, carried, info.width, info.height)
     state = device_of_context(driver, device, what)
 
     def make() -> Backing:
@@ -234,7 +222,7 @@ def _open_image(
             image_copier(state).prepare(info.width * found.texel_bytes, depth)
         resource, surfaces = _register_image(driver, name, target, state)
         return GlImage(
-            Registration(state, ops, resource),
+            GlRegistration(state, ops, resource),
             memory or default_memory(state),
             target=target,
             info=info,
@@ -247,25 +235,6 @@ def _open_image(
         )
 
     return _shared(state, ops, ("image", name, target, carried, memory and id(memory)), info, make)
-
-
-def _image_layout(
-    found: Format, carried: _Carried, texels: int, rows: int
-) -> tuple[Format, Layout, dict[str, PlaneView] | None]:
-    """``(format, layout, planes)`` of the base part."""
-    if carried.format is None:
-        return found, Layout.of((rows, texels, found.channels), found.dtype), None
-    format = carried.format
-    width, height = carried.width or texels, carried.height or rows
-    geometry = check_carrier(format, width, height, found.texel, texels, rows)
-    planes = plane_views(format, width, height, texels if format.packing is Packing.SEMI_PLANAR else None)
-    if format.packing is Packing.SEMI_PLANAR:
-        shape: tuple[int, ...] = (geometry.rows, geometry.row_bytes)
-    elif format.packing is Packing.PLANAR:
-        shape = (format.channels, height, width)
-    else:
-        shape = (height, width, format.channels)
-    return format, Layout.of(shape, format.dtype), planes
 
 
 def _register_image(driver: Driver, name: int, target: int, state: DeviceState) -> tuple[int, bool]:
@@ -291,21 +260,6 @@ def _shared(
         with explained(state.driver, state.device):
             life = lives[whole] = Life(make())
     return life
-
-
-class _DriverMemory(DirectCudaResource):
-    """Memory that nobody closes: it goes with the driver's record of the device."""
-
-    def __del__(self) -> None:
-        """Says nothing about live blocks: the maps that hold them are the ones to speak."""
-
-
-def default_memory(state: DeviceState) -> DeviceMemoryResource:
-    """Where linear buffers come from unless told otherwise: one resource per device, kept on its record."""
-    memory: DeviceMemoryResource | None = vars(state).get("_image_memory")
-    if memory is None:
-        memory = vars(state).setdefault("_image_memory", _DriverMemory(state.device))
-    return memory
 
 
 __all__ = [

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 from ..core.block import Block
 from ..core.device import DeviceState
 from ..core.stream import Stream
-from ..driver.protocol import Access, ArrayInfo, TexelKind
+from ..driver.protocol import Access, ArrayInfo
 from ..errors import (
     MapUnavailableError,
     NotAllocatedError,
@@ -23,7 +22,7 @@ from ..errors import (
     UsageError,
     UseAfterFree,
 )
-from ..formats import Format, PlaneView, from_descriptor
+from ..formats import Format, PlaneView
 from ..layout import Layout
 from ..lifecycle import BlockState
 from ..memory.block import DeviceBlock
@@ -31,15 +30,11 @@ from ..memory.resource import DeviceMemoryResource
 from .backings import GlBacking, OpaqueBacking, Part, Share
 from .globjects import ImageInfo
 from .image_copy import Image, choose_path, image_copier
-from .registration import Registration
+from .planes import texel_of
+from .registration import GlRegistration
 
 TAG = "image copy"
 TEXTURE_3D = 0x806F  # its slices lie in one array
-_KINDS: dict[TexelKind, Literal["u", "s", "f"]] = {
-    TexelKind.UINT: "u",
-    TexelKind.SINT: "s",
-    TexelKind.FLOAT: "f",
-}
 
 
 class Linear:
@@ -237,7 +232,7 @@ class GlImage(ImageBacking, GlBacking):
 
     def __init__(
         self,
-        registration: Registration,
+        registration: GlRegistration,
         memory: DeviceMemoryResource,
         *,
         target: int,
@@ -309,7 +304,7 @@ class GlImage(ImageBacking, GlBacking):
         array = driver.graphics_array(self.registration.handle, layer, part.level)
         found = driver.array_info(array)
         level = self._levels[part.level]
-        texel = from_descriptor(found.bits, _KINDS[found.kind], found.channels)
+        texel = texel_of(found)
         expected = level.width, level.height, self.format.texel
         if (found.width, max(found.height, 1), texel) != expected:
             raise UnsupportedError(

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -181,12 +180,8 @@ class CudaMap(Exporter):
         """The live exports of this map."""
         if self._ledger is None:
             self._ledger = ExportLedger()
-            self._note_reader()
+            self.share.note_reader(self)
         return self._ledger
-
-    def _note_reader(self) -> None:
-        if self.share.readers is not None:
-            self.share.readers.append(weakref.ref(self))
 
     def check_exportable(self) -> None:
         """Raise ClosedError if the map was left."""
@@ -240,7 +235,7 @@ class CudaMap(Exporter):
         """The CUDA array interface was read; only sets a mark."""
         if not self._cai_read:
             self._cai_read = True
-            self._note_reader()
+            self.share.note_reader(self)
 
     @property
     def _access(self) -> Access:

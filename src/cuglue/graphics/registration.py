@@ -25,11 +25,10 @@ class Registration:
             mapping streams: that is done by these.
     """
 
-    __slots__ = ("_mapped", "_users", "handle", "ops", "state", "uses")
+    __slots__ = ("_mapped", "_users", "handle", "state", "uses")
 
-    def __init__(self, state: DeviceState, ops: GlOps, handle: int) -> None:
+    def __init__(self, state: DeviceState, handle: int) -> None:
         self.state = state
-        self.ops = ops
         self.handle = handle
         self.uses: Block | None = None
         self._users = 0
@@ -137,3 +136,17 @@ def undo_map_together(group: Sequence[Registration], stream: Stream, error: Base
     """:meth:`Registration.undo_map` of several resources."""
     for registration in group:
         registration.undo_map(stream, error)
+
+
+class GlRegistration(Registration):
+    """A registration whose calls run where an OpenGL context is current.
+
+    Attributes:
+        ops: brings them there.
+    """
+
+    __slots__ = ("ops",)
+
+    def __init__(self, state: DeviceState, ops: GlOps, handle: int) -> None:
+        super().__init__(state, handle)
+        self.ops = ops

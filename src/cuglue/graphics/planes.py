@@ -1,0 +1,119 @@
+"""What image the texels of an array carry: its format, its shape, and the planes that make it up.
+
+Owns the step from "the driver's array has these texels" (and what the caller says of them) to the layout that maps
+have. Must not know where the array comes from.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from ..driver.protocol import ArrayInfo, TexelKind
+from ..errors import LayoutError, UsageError
+from ..formats import (
+    FORMATS,
+    Format,
+    Packing,
+    PlaneView,
+    Texel,
+    by_name,
+    check_carrier,
+    from_descriptor,
+    plane_views,
+)
+from ..layout import Layout
+
+KINDS: dict[TexelKind, Literal["u", "s", "f"]] = {
+    TexelKind.UINT: "u",
+    TexelKind.SINT: "s",
+    TexelKind.FLOAT: "f",
+}
+TEXEL_KINDS = {"u": TexelKind.UINT, "i": TexelKind.SINT, "f": TexelKind.FLOAT}
+
+
+class Carried(NamedTuple):
+    """The image that texels carry, as the caller says it; None: they are the image."""
+
+    format: Format | None = None
+    width: int | None = None
+    height: int | None = None
+
+
+class ImageLayout(NamedTuple):
+    """Format, layout and planes of an image; ``planes`` is None where it has one, which is the whole."""
+
+    format: Format
+    layout: Layout
+    planes: dict[str, PlaneView] | None
+
+
+def carried(
+    what: object, format: str | Format | None, width: int | None = None, height: int | None = None
+) -> Carried:
+    """What the caller says of an image.
+
+    Raises:
+        UsageError: a size without a format that it is the size of.
+        UnsupportedError: no such format.
+    """
+    found = by_name(format) if isinstance(format, str) else format
+    if found is None and (width, height) != (None, None):
+        raise UsageError(f"{what}", got="width or height", expected="a format that they are the size of")
+    return Carried(found, width, height)
+
+
+def image_layout(found: Format, carried: Carried, texels: int, rows: int) -> ImageLayout:
+    """What maps of an image show.
+
+    Args:
+        found: what the texels are.
+        carried: what the caller says that they carry.
+        texels, rows: extents in texels.
+
+    Raises:
+        LayoutError: texels of that kind and number cannot carry such an image.
+    """
+    if carried.format is None:
+        return ImageLayout(found, Layout.of((rows, texels, found.channels), found.dtype), None)
+    format = carried.format
+    width = texels if carried.width is None else carried.width
+    height = rows if carried.height is None else carried.height
+    geometry = check_carrier(format, width, height, found.texel, texels, rows)
+    planes = plane_views(format, width, height, texels if format.packing is Packing.SEMI_PLANAR else None)
+    if format.packing is Packing.SEMI_PLANAR:
+        shape: tuple[int, ...] = (geometry.rows, geometry.row_bytes)
+    elif format.packing is Packing.PLANAR:
+        shape = (format.channels, height, width)
+    else:
+        shape = (height, width, format.channels)
+    return ImageLayout(format, Layout.of(shape, format.dtype), planes)
+
+
+def texel_of(info: ArrayInfo) -> Texel:
+    """The texel type of a driver's array.
+
+    Raises:
+        UnsupportedError: one that has no NumPy type.
+    """
+    return from_descriptor(info.bits, KINDS[info.kind], info.channels)
+
+
+def plain_format(texel: Texel) -> Format:
+    """The format whose texels are just that: of float32 x 4 "RGBA32F", of uint8 x 1 "R8"."""
+    return next(
+        f
+        for f in FORMATS
+        if f.registers and f.packing is Packing.PLAIN and f.texel == texel and f.gl is not None
+    )
+
+
+def array_info(what: object, format: Format, texels: int, rows: int) -> ArrayInfo:
+    """The array that holds ``texels`` x ``rows`` texels of a format.
+
+    Raises:
+        LayoutError: no extents of an image.
+    """
+    if texels < 1 or rows < 1:
+        raise LayoutError(f"{what}", got=f"{texels} x {rows} texels", expected="at least 1 x 1")
+    dtype = Layout.of((), format.texel.dtype).dtype
+    return ArrayInfo(texels, rows, 0, dtype.itemsize * 8, format.texel.channels, TEXEL_KINDS[dtype.kind])
