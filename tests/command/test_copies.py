@@ -197,6 +197,7 @@ def test_C21_a_failing_fence_wins_over_the_failing_copy(
     x = rt.create(bytes(64))
     with rt.command() as cmd, fail("stream_synchronize", code=code, driver=driver), pytest.raises(error):
         cmd.read_async([x.descriptor(64), CopyDescriptor(x, (2, 2), (1, 1), 1)])
+    rt.synchronize()  # the device was not really lost, so the memory that was let go is in use
 
 
 def test_reads_are_refused_where_they_do_not_fit(rt: Runtime, calls: Calls) -> None:

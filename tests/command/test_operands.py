@@ -210,7 +210,7 @@ def test_makers_are_found_once_for_each_type(place: Place) -> None:
 def test_cupy_arrays_in_and_out() -> None:
     import cupy as cp
 
-    with Runtime(driver="cuda") as rt, cuglue.AsyncCudaResource() as resource:
+    with cuglue.AsyncCudaResource() as resource, Runtime(driver="cuda") as rt:
         for allocator in (resource.malloc, cp.get_default_memory_pool().malloc):
             with cp.cuda.using_allocator(allocator), cp.cuda.Stream(non_blocking=True):
                 x = cp.arange(N, dtype="f4")
@@ -252,7 +252,7 @@ def test_reports_1_an_array_dropped_while_another_stream_reads_it() -> None:
 
     from cuglue.testing import Latch
 
-    with Runtime(driver="cuda") as rt, cuglue.AsyncCudaResource() as resource, resource.as_cupy_allocator():
+    with cuglue.AsyncCudaResource() as resource, Runtime(driver="cuda") as rt, resource.as_cupy_allocator():
         a, b = cp.cuda.Stream(non_blocking=True), rt.stream(1)
         y = rt.empty(4 * N, stream=b)
         with a:
@@ -264,5 +264,5 @@ def test_reports_1_an_array_dropped_while_another_stream_reads_it() -> None:
             np.testing.assert_array_equal(
                 np.asarray(rt.read(y, dtype="f4", stream=b).result()), np.full(N, 5)
             )
+            a.synchronize()
             del later
-        a.synchronize()

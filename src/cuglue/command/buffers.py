@@ -23,6 +23,8 @@ from ..lifecycle import BlockState
 from .operands import Operand, Place, partners_of
 from .taint import clear
 
+_LIVE = BlockState.LIVE
+
 Release = Callable[[Any], None]
 
 
@@ -93,13 +95,14 @@ class Buffer:
     freed in stream order; closing is optional.
     """
 
-    __slots__ = ("__weakref__", "_cell", "_closed", "_place", "nbytes", "offset")
+    __slots__ = ("__weakref__", "_cell", "_closed", "_operand", "_place", "nbytes", "offset")
 
     def __init__(self, place: Place, nbytes: int, cell: _Cell | None = None, offset: int = 0) -> None:
         """A buffer without memory; ``Command.bind`` gives it some."""
         self._place = place
         self._cell = cell if cell is not None else _Cell(None)
         self._closed = False
+        self._operand: Operand | None = None  # the last one made, for the next launch
         self.nbytes = nbytes
         self.offset = offset  # into the allocation
 
@@ -227,6 +230,7 @@ class Buffer:
         if self._closed:
             return
         self._closed = True
+        self._operand = None
         storage, self._cell = self._cell.storage, _Cell(None)
         if storage is not None:
             retire = storage.block.stream.state.retire
@@ -241,6 +245,16 @@ class Buffer:
 
     def __cuglue_operand__(self, place: Place) -> Operand:
         """The buffer as an operand of the runtime at ``place``."""
+        operand, storage = self._operand, self._cell.storage
+        if (
+            operand is not None
+            and storage is not None
+            and operand.block is storage.block
+            and storage.block.state is _LIVE
+            and self._place is place
+            and not storage.exported
+        ):
+            return operand
         storage = self.storage
         if self._place is not place and self._place.service != place.service:
             raise ArgumentError(
@@ -248,7 +262,9 @@ class Buffer:
             )
         partners = partners_of(storage, place) if storage.exported else ()
         ptr, size = storage.block.ptr + self.offset, self.nbytes
-        return Operand(self, ptr, size, (size,), None, None, storage.block, partners)
+        operand = Operand(ptr, size, (size,), None, None, storage.block, partners)
+        self._operand = None if partners else operand
+        return operand
 
     def __repr__(self) -> str:
         if self._closed:

@@ -17,8 +17,8 @@ from ..errors import CaptureError, ClosedError, CuglueError, DriverError
 from ..lifecycle import CAPTURE, CaptureState, Owned, step
 from .lanes import Lane, Lanes
 from .perform import Skipped, perform
-from .resolve import Uses
 from .taint import Failure, claim
+from .uses import Uses
 from .window import Primed, Window
 
 

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from ..core.stream import Stream
-from ..driver.protocol import Access
 from ..errors import ArgumentError, ClosedError, UsageError, WrongThreadError
 from . import copies
 from .buffers import Buffer, CopyDescriptor, bind_storage
@@ -23,7 +22,7 @@ from .lanes import Lane, ResolvedStreams
 from .launch import launch
 from .operands import Declared, operand_of
 from .perform import Skipped
-from .taint import Failure, Range, claim, ranges, without
+from .taint import Failure, Journal, claim
 
 
 class DeviceResource(NamedTuple):
@@ -63,7 +62,7 @@ class Command:
         self._entered = False
         self._closed = False
         self._declared = {id(d.array): d for d in streams.declared}
-        self._journal: list[Range] = []
+        self._journal = Journal(streams.uses.entries)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"cursor={self._streams.cursor}"
@@ -98,8 +97,7 @@ class Command:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None and not self._closed:
-            writes = ranges(self._streams.uses.entries, Access.WRITE)
-            claim(without(writes, self._journal), Failure(error))
+            claim(self._journal.left, Failure(error))
         self.close()
 
     def close(self) -> None:
@@ -107,7 +105,7 @@ class Command:
         if not self._closed:
             self._closed = True
             self._declared = {}
-            self._journal = []
+            self._journal = Journal(())
 
     # --- what it is -------------------------------------------------------------------------------------------------
     @property
@@ -185,8 +183,7 @@ class Command:
 
         Ordering: may block in the driver while more is pinned.
         """
-        lane = self._lane()
-        return lane.host.take(nbytes, grow=lane.window is None)
+        return self._lane().take_host(nbytes)
 
     def create_with_data(self, data: Any) -> Buffer:
         """A new buffer that holds a copy of ``data``: bytes, an array, a CPU tensor, or what numpy.asarray takes.

@@ -7,7 +7,7 @@ know commands or kernels.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -23,14 +23,13 @@ from .hostmem import HostBuffer, PinnedMemory, address_of, root_of
 from .lanes import Lane
 from .operands import Operand, operand_of
 from .perform import perform
-from .resolve import Uses
+from .pipeline import PIPELINE_FROM, Chunk, upload
 from .staging import Source, staging
-from .taint import Range, check_written, ranges
+from .taint import Failure, Journal, check_written, claim, ranges
+from .uses import Uses
 
 
-def write_to_gpu(
-    lane: Lane, descriptor: CopyDescriptor, data: Any, journal: list[Range] | None = None
-) -> None:
+def write_to_gpu(lane: Lane, descriptor: CopyDescriptor, data: Any, journal: Journal | None = None) -> None:
     """Enqueue a copy of host bytes into device memory.
 
     Args:
@@ -38,7 +37,7 @@ def write_to_gpu(
         descriptor: what is written.
         data: bytes, a bytearray, memoryview, mmap, NumPy array, CPU tensor or host buffer, C-contiguous and exactly as
             large as the descriptor says.
-        journal: gets the bytes that were written.
+        journal: told what was written.
 
     Ordering: only enqueues, but for copying the bytes aside.
     Ownership: pinned data is read by the device later: it is kept alive until then, and must not be changed. Any other
@@ -60,22 +59,51 @@ def write_to_gpu(
         return
     shape = descriptor.copy_shape
     operand = _checked_operand(lane, descriptor)
-    decision = staging(source.nbytes, _kind(source))
+    kind = _kind(source)
+    decision = staging(source.nbytes, kind)
     lane.refuse_other_capture("copy host bytes")
     recording = lane.window is not None  # a graph reads the bytes at every replay: they must be its own
-    if decision.staged or recording:
-        staged: npt.NDArray[Any] = lane.host.take(source.nbytes, grow=not recording)
-        staged[...] = source
-        source = staged
-    uses = Uses()
-    uses.add(operand, Access.WRITE, shape)
-    perform(
-        lane, uses, partial(_upload, lane, shape, operand.ptr, address_of(source)), "write", journal=journal
-    )
-    lane.hold(source, source.nbytes)
+    if not recording and kind is not Source.PINNED and source.nbytes >= PIPELINE_FROM:
+        _write_in_chunks(lane, descriptor.buffer, operand, shape, source, journal)
+    else:
+        if decision.staged or recording:
+            staged: npt.NDArray[Any] = lane.take_host(source.nbytes)
+            staged[...] = source
+            source = staged
+        _write(lane, descriptor.buffer, operand, shape, address_of(source), journal)
+        lane.hold(source, source.nbytes)
     if decision.flush and not recording:
         lane.drops.flush()
     lane.settle()
+
+
+def _write(
+    lane: Lane, array: Any, operand: Operand, shape: CopyShape, host: int, journal: Journal | None
+) -> None:
+    """Enqueue one copy to the device."""
+    uses = Uses()
+    uses.add(array, operand, Access.WRITE, shape)
+    perform(lane, uses, partial(_upload, lane, shape, operand.ptr, host), "write", journal=journal)
+
+
+def _write_in_chunks(
+    lane: Lane,
+    array: Any,
+    operand: Operand,
+    shape: CopyShape,
+    source: npt.NDArray[np.uint8],
+    journal: Journal | None,
+) -> None:
+    """Enqueue a large copy piece by piece. If one fails, all of it counts as unwritten."""
+
+    def send(host: int, chunk: Chunk) -> None:
+        _write(lane, array, operand.at(chunk.target), chunk.shape, host, journal)
+
+    try:
+        upload(lane, source, shape, send)
+    except BaseException as error:
+        claim(ranges([(array, operand, Access.WRITE, shape)], Access.WRITE), Failure(error))
+        raise
 
 
 def write_to_cpu(lane: Lane, descriptor: CopyDescriptor, data: Any) -> None:
@@ -130,7 +158,7 @@ def read_async(
     buffers: list[HostBuffer] = []
     try:
         for descriptor in listed:
-            buffer = lane.host.take(descriptor.nbytes)
+            buffer = lane.take_host(descriptor.nbytes)
             buffers.append(buffer)
             if buffer.nbytes:
                 _download(lane, descriptor, buffer)
@@ -138,20 +166,35 @@ def read_async(
     except CuglueError:
         _wait_for_copies(lane, buffers)
         raise
-    for buffer in buffers:
-        lane.drops.push(buffer, buffer.nbytes)
     lane.settle()
     results = [_shaped(buffer, d) for buffer, d in zip(buffers, listed, strict=True)]
-    value: Callable[[], Any] = partial(_arrived, lane, results, single)
-    return Future(event, value)
+    return Future(event, _Landing(lane, results, single))
 
 
-def _arrived(lane: Lane, results: list[HostBuffer], single: bool) -> Any:
-    """The result of a read, whose bytes are there now."""
-    for result in results:
-        if result.pinned:
-            lane.host.note_access(address_of(result), result.nbytes)
-    return results[0] if single else results
+class _Landing:
+    """The host buffers of a read, until their bytes are there.
+
+    A future that is dropped before drops this, too: then the buffers wait in the lane's drop queue for the device.
+    """
+
+    __slots__ = ("_lane", "_results", "_single")
+
+    def __init__(self, lane: Lane, results: list[HostBuffer], single: bool) -> None:
+        self._lane = lane
+        self._results = results
+        self._single = single
+
+    def __call__(self) -> Any:
+        """The result, once the device is done."""
+        results, self._results = self._results, []
+        for result in results:
+            if result.pinned:
+                self._lane.host.note_access(address_of(result), result.nbytes)
+        return results[0] if self._single else results
+
+    def __del__(self) -> None:
+        for result in self._results:
+            self._lane.drops.push(result, result.nbytes)  # in a finaliser: appends, and nothing else
 
 
 def _wait_for_copies(lane: Lane, buffers: list[HostBuffer]) -> None:
@@ -198,7 +241,7 @@ def _download(lane: Lane, descriptor: CopyDescriptor, target: npt.NDArray[Any]) 
     shape = descriptor.copy_shape
     operand = _checked_operand(lane, descriptor)
     uses = Uses()
-    uses.add(operand, Access.READ, shape)
+    uses.add(descriptor.buffer, operand, Access.READ, shape)
     if uses.tainted:
         check_written(ranges(uses.entries, Access.READ))
     driver, handle = lane.stream.driver, lane.stream.handle

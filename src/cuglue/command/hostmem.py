@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -76,18 +77,21 @@ class HostPool:
         self._closed = False
         self.returned: deque[tuple[int, int]] = deque()  # (capacity, ptr)
 
-    def take(self, nbytes: int, *, grow: bool = True) -> HostBuffer:
+    def take(
+        self, nbytes: int, *, grow: bool = True, reclaim: Callable[[], None] | None = None
+    ) -> HostBuffer:
         """A buffer of exactly ``nbytes`` bytes, contents undefined. Pinned if that can be had, else ordinary memory.
 
         Args:
             nbytes: size in bytes.
             grow: ask the driver for more pinned memory if none lies idle; False while a stream captures.
+            reclaim: called before, for memory that may come back.
 
         Ordering: may block in the driver when the pool grows.
         """
         if type(nbytes) is not int or nbytes < 0:
             raise LayoutError("host buffer", got=repr(nbytes), expected="a size in bytes, 0 or more")
-        ptr = self._pinned(nbytes, grow) if nbytes else 0
+        ptr = self._pinned(capacity_of(nbytes), grow, reclaim) if nbytes else 0
         if not ptr:
             return np.empty(nbytes, np.uint8).view(HostBuffer)
         memory = PinnedMemory(self, ptr, capacity_of(nbytes), nbytes)
@@ -99,16 +103,13 @@ class HostPool:
         if self._state.capabilities.simulated and nbytes:
             self._state.driver.host_view(ptr, nbytes, True)
 
-    def _pinned(self, nbytes: int, grow: bool) -> int:
-        capacity = capacity_of(nbytes)
-        with self._lock:
-            self._collect()
-            idle = self._idle.get(capacity)
-            if idle:
-                self._idle_bytes -= capacity
-                return idle.pop()
-        if not grow:
-            return 0
+    def _pinned(self, capacity: int, grow: bool, reclaim: Callable[[], None] | None) -> int:
+        ptr = self._take_idle(capacity)
+        if not ptr and reclaim is not None:
+            reclaim()
+            ptr = self._take_idle(capacity)
+        if ptr or not grow:
+            return ptr
         try:
             return self._state.driver.host_alloc(capacity)
         except OutOfMemory:
@@ -117,6 +118,15 @@ class HostPool:
             return self._state.driver.host_alloc(capacity)
         except CuglueError:
             return 0  # ordinary memory does it too, only slower
+
+    def _take_idle(self, capacity: int) -> int:
+        with self._lock:
+            self._collect()
+            idle = self._idle.get(capacity)
+            if not idle:
+                return 0
+            self._idle_bytes -= capacity
+            return idle.pop()
 
     def give(self, capacity: int, ptr: int) -> None:
         """Take pinned memory back. Called by finalisers: only appends."""

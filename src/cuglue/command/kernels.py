@@ -141,14 +141,17 @@ def dimensions(what: str, value: Any) -> Dimensions:
     Raises:
         LaunchError: anything else, or a negative extent.
     """
-    if type(value) is tuple and len(value) == 3 and type(value[0]) is type(value[1]) is type(value[2]) is int:
-        full: tuple[Any, ...] = value
-    else:
-        try:
-            listed = tuple(value) if isinstance(value, Sequence) else (value,)
-            full = tuple(n.__index__() for n in listed) + (1,) * (3 - len(listed)) if listed else ()
-        except (AttributeError, TypeError):
-            full = ()
+    if type(value) is tuple and len(value) == 3:
+        x, y, z = value
+        if type(x) is type(y) is type(z) is int and x >= 0 and y >= 0 and z >= 0:
+            return value
+    full: tuple[int, ...] = ()
+    try:
+        listed = tuple(value) if isinstance(value, Sequence) else (value,)
+        if listed:
+            full = tuple(n.__index__() for n in listed) + (1,) * (3 - len(listed))
+    except (AttributeError, TypeError):
+        pass
     if len(full) != 3 or min(full) < 0:
         raise LaunchError(what, got=repr(value), expected="an int of 0 or more, or one to three of them")
     return full[0], full[1], full[2]

@@ -16,10 +16,10 @@ from ..errors import BufferTooBig, DevicePoisoned, ResourceError, SeveralErrors,
 from ..lifecycle import CaptureState
 from ..memory.resource import DeviceMemoryResource
 from .buffers import Buffer, Storage, unallocated
-from .hostmem import HostPool
+from .hostmem import HostBuffer, HostPool
 from .operands import Declared, Place, operand_of
-from .resolve import Uses
 from .staging import DropQueue
+from .uses import Uses
 from .window import Primed, Window
 
 _LANES = 64  # lanes of streams that are not ours; beyond it idle ones go
@@ -138,6 +138,14 @@ class Lane:
         """Whether nothing is lost if the lane goes."""
         held = self.drops.staged or self.drops.pending
         return not held and self.capture_state is CaptureState.NONE
+
+    def take_host(self, nbytes: int) -> HostBuffer:
+        """Host memory for a copy of this stream: what earlier copies used and are done with, if there is some."""
+        return self.host.take(nbytes, grow=self.window is None, reclaim=self._reclaim)
+
+    def _reclaim(self) -> None:
+        if self.window is None and not self.stream.capturing:
+            self.drops.collect()
 
     def refuse_other_capture(self, what: str) -> None:
         """Raise CaptureError if the stream captures a graph that is not ours: nothing could be kept for its replays."""
@@ -266,7 +274,8 @@ class Lanes:
                 raise UsageError(
                     "use of a command", got=repr(declaration)[:80], expected="In(x), Out(x) or InOut(x)"
                 )
-            uses.add(operand_of(declaration.array, self._place), declaration.access)
+            array = declaration.array
+            uses.add(array, operand_of(array, self._place), declaration.access)
         with self._state.ordering:
             uses.prepare(current.stream)
             current.cursor += 1

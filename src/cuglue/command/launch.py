@@ -14,7 +14,7 @@ from .lanes import Lane
 from .operands import Declared
 from .perform import Skipped, perform
 from .resolve import bind
-from .taint import Range
+from .taint import Journal
 
 
 def launch(
@@ -28,7 +28,7 @@ def launch(
     shared: int = 0,
     strict: bool = False,
     declared: Callable[[Any], Declared | None] | None = None,
-    journal: list[Range] | None = None,
+    journal: Journal | None = None,
 ) -> Skipped | None:
     """Enqueue ``kernel`` on the stream of ``lane``, after everything that its arguments wait for.
 
@@ -48,7 +48,7 @@ def launch(
         raise LaunchError("shared memory", got=repr(shared), expected="a size in bytes, 0 or more")
     known = isinstance(kernel, Kernel)
     name = kernel.name if known else getattr(kernel, "name", "kernel")
-    bound = bind(
+    values, spans, uses = bind(
         name,
         kernel.parameters if known else None,
         args,
@@ -65,8 +65,12 @@ def launch(
         state.retire.run_forgotten()
 
     def enqueue() -> None:
-        state.driver.kernel_launch(loaded, grid_, block_, bound.values, bound.spans, shared, handle)
+        state.driver.kernel_launch(loaded, grid_, block_, values, spans, shared, handle)
 
-    skipped = perform(lane, bound.uses, enqueue, name, journal=journal)
+    try:
+        skipped = perform(lane, uses, enqueue, name, journal=journal)
+    except LaunchError as error:
+        error.what = error.what or f"kernel {name!r}, grid {grid_}, block {block_}, {shared} bytes shared"
+        raise
     lane.settle()
     return skipped

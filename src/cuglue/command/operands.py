@@ -66,7 +66,6 @@ class Operand:
     """One piece of device memory (or a surface) as commands see it.
 
     Attributes:
-        owner: the object it was made from.
         ptr: address of its first byte; of a surface or texture, the object handle.
         nbytes: bytes from the first to the last one.
         shape, strides: elements, bytes; ``dtype`` None: plain bytes, whatever the kernel says they are.
@@ -81,7 +80,6 @@ class Operand:
         "dtype",
         "kind",
         "nbytes",
-        "owner",
         "partners",
         "ptr",
         "shape",
@@ -91,7 +89,6 @@ class Operand:
 
     def __init__(
         self,
-        owner: Any,
         ptr: int,
         nbytes: int,
         shape: tuple[int, ...],
@@ -103,7 +100,6 @@ class Operand:
         kind: str = "memory",
         writable: bool = True,
     ) -> None:
-        self.owner = owner
         self.ptr = ptr
         self.nbytes = nbytes
         self.shape = shape
@@ -113,6 +109,13 @@ class Operand:
         self.partners = partners
         self.kind = kind
         self.writable = writable
+
+    def at(self, offset: int) -> Operand:
+        """The operand from its byte ``offset`` on."""
+        left = self.nbytes - offset
+        return Operand(
+            self.ptr + offset, left, (left,), None, None, self.block, self.partners, writable=self.writable
+        )
 
 
 class Place:
@@ -195,7 +198,6 @@ def _exporter(array: Any, place: Place) -> Operand:
     _on_device(array, owner.device, place)
     layout = array.layout
     return Operand(
-        array,
         array.device_ptr,
         layout.nbytes,
         layout.shape,
@@ -224,7 +226,6 @@ def _cupy_array(array: Any, place: Place) -> Operand:
     current = as_stream(None, device=place.device, driver=place.driver)
     home = block.stream if block is not None else current
     return Operand(
-        array,
         array.data.ptr,
         array.nbytes if block is None else min(array.nbytes, block.size),
         array.shape,
@@ -243,7 +244,6 @@ def _torch_tensor(tensor: Any, place: Place) -> Operand:
     current = as_stream(torch.cuda.current_stream(place.device), device=place.device, driver=place.driver)
     size = tensor.element_size()
     return Operand(
-        tensor,
         tensor.data_ptr(),
         tensor.numel() * size,
         tuple(tensor.shape),
@@ -288,7 +288,6 @@ def _interface(array: Any, place: Place) -> Operand:
         other = as_stream(int(named), device=place.device, driver=place.driver)
         partners = (current,) if other is current else (current, other)
     return Operand(
-        array,
         int(ptr),
         count * dtype.itemsize,
         shape,

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from ..driver.protocol import Access
 from ..errors import CaptureError
 from .lanes import Lane
-from .resolve import Uses
-from .taint import Failure, Range, claim, clear, failures, ranges
+from .taint import Failure, Journal, Range, claim, clear, failures, ranges
+from .uses import Uses
 from .window import refuse_transient
 
 
@@ -36,7 +36,7 @@ def perform(
     name: str,
     *,
     inputs: Iterable[Range] | None = None,
-    journal: list[Range] | None = None,
+    journal: Journal | None = None,
 ) -> Skipped | None:
     """Order, enqueue and stamp one operation.
 
@@ -48,7 +48,7 @@ def perform(
         enqueue: makes the driver call.
         name: for reports.
         inputs: the bytes whose contents matter; None: all that it reads.
-        journal: gets the bytes that were written.
+        journal: told what was written.
 
     Ordering: only enqueues.
 
@@ -58,38 +58,51 @@ def perform(
     """
     stream, window = lane.stream, lane.window
     with stream.state.ordering:
-        if uses.tainted:
-            found = failures(ranges(uses.entries, Access.READ) if inputs is None else inputs)
-            if found:
-                found[0].skip(name)
-                claim(ranges(uses.entries, Access.WRITE), found[0])
-                if window is not None:
-                    window.doom(found[0].error())
-                return Skipped(found[0].root, found[0].chain)
+        tainted = uses.tainted
+        if tainted:
+            skipped = _skip(lane, uses, name, inputs)
+            if skipped is not None:
+                return skipped
         try:
             if window is not None:
                 refuse_transient(uses)
             uses.prepare(stream)
             enqueue()
-        except CaptureError as error:
-            if window is not None:
-                window.doom(error)
-            raise
         except BaseException as error:
-            written = list(ranges(uses.entries, Access.WRITE))
-            claim(written, Failure(error))
-            if written:
-                error.add_note(
-                    "What it should have written counts as unwritten: write it again, or Buffer.trust() it"
-                )
-            if window is not None:
-                window.doom(error)
+            _failed(lane, uses, error)
             raise
-        if uses.tainted:
+        if tainted:
             clear(ranges(uses.entries, Access.WRITE))
-        if journal is not None:
-            journal.extend(ranges(uses.entries, Access.WRITE))
+        if journal is not None and journal.left:
+            journal.note(uses.entries)
         if window is not None:
             window.note(uses)
         uses.finish(stream)
     return None
+
+
+def _skip(lane: Lane, uses: Uses, name: str, inputs: Iterable[Range] | None) -> Skipped | None:
+    """Do not run what would read claimed bytes; its outputs are claimed by the same failure."""
+    found = failures(ranges(uses.entries, Access.READ) if inputs is None else inputs)
+    if not found:
+        return None
+    failure = found[0]
+    failure.skip(name)
+    claim(ranges(uses.entries, Access.WRITE), failure)
+    if lane.window is not None:
+        lane.window.doom(failure.error())
+    return Skipped(failure.root, failure.chain)
+
+
+def _failed(lane: Lane, uses: Uses, error: BaseException) -> None:
+    """Note that the operation was not enqueued."""
+    if lane.window is not None:
+        lane.window.doom(error)
+    if isinstance(error, CaptureError):
+        return  # a misuse, found before anything happened
+    written = list(ranges(uses.entries, Access.WRITE))
+    claim(written, Failure(error))
+    if written:
+        error.add_note(
+            "What it should have written counts as unwritten: write it again, or Buffer.trust() it"
+        )

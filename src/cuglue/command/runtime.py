@@ -17,7 +17,7 @@ from ..core.stream import Stream
 from ..driver.protocol import Driver
 from ..driver.registry import current_driver, open_driver, use_driver
 from ..errors import UsageError
-from ..lifecycle import Owned
+from ..lifecycle import Owned, OwnedState
 from ..memory.direct import DirectCudaResource
 from ..memory.resource import DeviceMemoryResource
 from . import copies
@@ -33,6 +33,7 @@ from .operands import Declared, Place
 from .perform import Skipped
 
 _services = itertools.count(1)
+_OPEN = OwnedState.OPEN
 
 
 class Runtime(Owned):
@@ -173,7 +174,8 @@ class Runtime(Owned):
             LaunchError: the arguments do not fit the kernel, or the driver refused; nothing was enqueued.
             UsageError: undeclared, foreign or closed memory; a stream of another device.
         """
-        self._check_open()
+        if self._owned_state is not _OPEN:
+            self._check_open()
         lane = self._lanes.lane(stream)
         return launch(self._context, lane, kernel, grid, block, args, shared=shared, strict=strict)
 

@@ -118,6 +118,8 @@ def converter(dtype: np.dtype[Any]) -> Convert:
         most = float(np.finfo(dtype).max)
 
         def to_float(value: Any) -> Any:
+            if type(value) is float and -most <= value <= most:
+                return make(value)
             if isinstance(value, (float, int, np.integer, np.floating)) and not isinstance(value, bool):
                 try:
                     number = float(value)

@@ -8,14 +8,14 @@ Owns the little that must be understood of a source: comments, simple aliases, a
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 
 from ..errors import LaunchError
-from .scalars import c_type
+from .scalars import Convert, c_type, converter
 
 Kind = Literal["pointer", "scalar", "surface", "texture", "opaque"]
 
@@ -52,6 +52,8 @@ class Parameter:
         const: a pointer through which the kernel only reads.
         dtype: of the scalar or of what is pointed to; None where the type is not known.
         components: of a vector type (``float4`` has 4).
+        align: bytes that an address it takes is a multiple of.
+        convert: makes the value of a scalar, or refuses.
     """
 
     name: str
@@ -60,6 +62,18 @@ class Parameter:
     const: bool
     dtype: np.dtype[Any] | None
     components: int = 1
+    align: int = field(init=False, repr=False, compare=False)
+    convert: Convert | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        set_ = object.__setattr__
+        together = self.components if self.components in (2, 4) else 1
+        set_(self, "align", 1 if self.dtype is None else self.dtype.itemsize * together)
+        set_(
+            self,
+            "convert",
+            converter(self.dtype) if self.kind == "scalar" and self.dtype is not None else None,
+        )
 
     def __str__(self) -> str:
         return f"{self.type} {self.name}".strip()

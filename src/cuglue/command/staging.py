@@ -102,6 +102,13 @@ class DropQueue:
             self._pending, self._staged, self._staged_bytes = self._staged, [], 0
             self._fence = self._stream.record()
 
+    def collect(self) -> None:
+        """Let go what the device is done with, and never wait for it."""
+        if self._pending and self._fence is not None and self._fence.query():
+            self._let_go()
+        if self._staged and not self._pending:
+            self.flush()
+
     def _let_go(self) -> None:
         self._pending = []
         self._fence = None

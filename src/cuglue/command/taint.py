@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from ..core.block import BlockLife
 from ..driver.protocol import Access
 from ..errors import SeveralErrors, UnwrittenError
-from .resolve import Use
+from .uses import Use
 
 HOPS = 16  # skipped work named in a report, newest kept
 
@@ -117,7 +117,7 @@ class Claims:
 
 def ranges(uses: Iterable[Use], access: Access) -> Iterator[Range]:
     """The bytes that ``uses`` touch with ``access`` (READ or WRITE), where somebody keeps a record of them."""
-    for operand, own, shape in uses:
+    for _, operand, own, shape in uses:
         block = operand.block
         if block is None or not own & access or operand.kind != "memory":
             continue
@@ -144,6 +144,19 @@ def without(touched: Iterable[Range], written: Iterable[Range]) -> list[Range]:
             if piece[1] < piece[2]
         ]
     return left
+
+
+class Journal:
+    """What was declared to be written, less what was."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, declared: Iterable[Use]) -> None:
+        self.left = list(ranges(declared, Access.WRITE))
+
+    def note(self, uses: Iterable[Use]) -> None:
+        """These were written."""
+        self.left = without(self.left, ranges(uses, Access.WRITE))
 
 
 def claim(touched: Iterable[Range], failure: Failure) -> None:

@@ -15,8 +15,8 @@ from ..driver.protocol import Access
 from ..errors import CaptureError
 from ..exchange.owner import BlockOwner
 from .buffers import Buffer, Storage
-from .resolve import Uses
 from .taint import Range, ranges
+from .uses import Uses
 
 Release = Callable[[Any], None]
 
@@ -99,10 +99,10 @@ class Window:
                 self.reads.setdefault(_key(read), read)
         for write in ranges(uses.entries, Access.WRITE):
             self.writes.setdefault(_key(write), write)
-        for operand, access, shape in uses.entries:
-            self.uses.add(operand, access, shape)
-            owner = operand.owner  # a buffer may be closed: its memory stays
-            self.held.append(owner.storage if isinstance(owner, Buffer) else owner)
+        for array, operand, access, shape in uses.entries:
+            # A buffer may be closed: its memory stays.
+            kept = array.storage if isinstance(array, Buffer) else array
+            self.uses.add(kept, operand, access, shape)
 
     def _written(self, read: Range) -> bool:
         block, start, end = read
@@ -135,12 +135,12 @@ def refuse_transient(uses: Uses) -> None:
     Raises:
         CaptureError: it belongs to a map, or to an array library's stream outside the capture.
     """
-    for operand, _, _ in uses.entries:
-        owner = getattr(operand.owner, "export_owner", None)
+    for array, _, _, _ in uses.entries:
+        owner = getattr(array, "export_owner", None)
         if owner is not None and not isinstance(owner, BlockOwner):
             raise CaptureError(
                 "recording work on a map",
-                got=repr(operand.owner),
+                got=repr(array),
                 expected="memory that stays where it is",
                 hint="Copy the map into a buffer before the replay, and record work on the buffer",
             )

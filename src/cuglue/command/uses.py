@@ -1,0 +1,89 @@
+"""Uses: everything that one operation touches, waited for before it is enqueued and stamped after.
+
+Owns the merging of uses, and the order with streams that others use memory on without telling. Must not know
+arguments, kernels, copies or taint.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.block import BlockLife
+from ..core.stream import Stream
+from ..driver.protocol import Access
+from ..errors import CuglueError
+from ..layout import CopyShape
+from .operands import Operand
+
+#: ``(array, operand, access, shape)``: what the operand was made from, the operand, what is done with it, and the bytes
+#: touched from the operand's first one on; None: all of them. A plain tuple, because every launch makes some.
+Use = tuple[Any, Operand, Access, CopyShape | None]
+
+
+class Uses:
+    """What one operation (or one command) does with memory. A block used twice is used once, in both ways."""
+
+    __slots__ = ("accesses", "blocks", "entries", "partners")
+
+    def __init__(self) -> None:
+        self.entries: list[Use] = []
+        self.blocks: list[BlockLife] = []
+        self.accesses: list[Access] = []
+        self.partners: tuple[Stream, ...] = ()
+
+    def add(self, array: Any, operand: Operand, access: Access, shape: CopyShape | None = None) -> None:
+        """Add a use."""
+        self.entries.append((array, operand, access, shape))
+        block = operand.block
+        if block is not None:
+            if block in self.blocks:  # blocks compare by identity
+                index = self.blocks.index(block)
+                self.accesses[index] |= access
+            else:
+                self.blocks.append(block)
+                self.accesses.append(access)
+        if operand.partners:
+            self.partners += tuple(p for p in operand.partners if p not in self.partners)
+
+    @property
+    def tainted(self) -> bool:
+        """Whether any block has bytes that were never written: the quick question before the exact one."""
+        for block in self.blocks:  # noqa: SIM110 - on every launch, and a generator costs more than the loop
+            if block.taint is not None:
+                return True
+        return False
+
+    def prepare(self, stream: Stream) -> int:
+        """Queue on ``stream`` every wait that the operation needs; the number queued.
+
+        Raises:
+            CaptureError: a wait would cross a capture; nothing was queued on a stream that captures.
+        """
+        waits = 0
+        for block, access in zip(self.blocks, self.accesses, strict=True):
+            if block.write_stream is not stream or block.reads:  # else there is nobody to wait for
+                waits += block.prepare(stream, access)
+        for partner in self.partners:
+            waits += stream.join(partner)
+        return waits
+
+    def finish(self, stream: Stream) -> int:
+        """Note that the operation was enqueued; the seq it got. Partners come after it from now on."""
+        seq = stream.submit()
+        for block, access in zip(self.blocks, self.accesses, strict=True):
+            block.finish(stream, access, seq)
+        if self.partners:
+            self._hold_partners(stream)
+        return seq
+
+    def _hold_partners(self, stream: Stream) -> None:
+        """Make every partner wait; where one cannot, the host waits instead, so that nothing is left unordered."""
+        failed: CuglueError | None = None
+        for partner in self.partners:
+            try:
+                partner.join(stream)
+            except CuglueError as error:
+                failed = failed or error
+        if failed is not None:
+            stream.synchronize()
+            raise failed
