@@ -1,0 +1,53 @@
+"""Blocks behind CuPy arrays.
+
+Owns how an array's memory becomes a block once somebody asks for it, and what happens to that when the array is gone.
+Must not know where spans come from. Most arrays are never asked about and cost no block: see :mod:`.hot`.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from ...core.stream import Stream
+from ...lifecycle import BlockState
+from ..block import DeviceBlock
+from .figures import PoolFigures
+from .homes import Home
+from .spans import Span
+from .stream_memory import StreamMemory
+
+_LIVE = BlockState.LIVE
+
+
+class ArrayBlock(DeviceBlock):
+    """The block behind a CuPy array, for whoever asks for it. The array gives it back."""
+
+    __slots__ = ()
+
+
+class PoolArrays(PoolFigures):
+    """The part of a pool that knows the memory of arrays."""
+
+    _spans: dict[int, tuple[Span, Home | StreamMemory]]  # of the blocks in the table, by address
+    _asking: threading.Lock
+
+    def block_in(self, memory: Any) -> ArrayBlock:
+        """The block behind an array's memory: made at the first question, the same one from then on."""
+        with self._asking:
+            span: Span = memory.span
+            if span.life is None:
+                stream: Stream = span.home.stream
+                block = ArrayBlock(span.ptr, span.size, stream, stream.submit())
+                block.device_id = self._ordinal
+                block.resource = self
+                self._spans[span.ptr] = span, span.home
+                self._table.add(block)
+                span.life = block
+            found: ArrayBlock = span.life
+            return found
+
+    def take_back(self, span: Span) -> None:
+        """The array whose memory this was is gone."""
+        if span.life is not None and span.life.state is _LIVE:
+            self._deallocate(span.life)

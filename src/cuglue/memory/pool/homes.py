@@ -1,0 +1,214 @@
+"""The arenas of all streams of one pool.
+
+Owns which stream has which arena, which are kept for graphs, and the figures of all. Must not know blocks or arrays,
+nor when memory is taken from upstream (:mod:`.ladder`).
+
+Lock order: the pool's lock before the device's ordering lock. Nothing that may run the collector or wait for the device
+is called with the pool's lock held, because finalisers and other threads need it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from ...core.device import DeviceState
+from ...core.stream import Stream
+from ...errors import CaptureError
+from .arena import Arena
+from .counters import PoolCounters, sum_of
+from .spans import Page, Span
+from .upstream import Upstream
+
+_HOMES = 64  # streams whose free memory is kept apart; beyond it that of unused streams is given back
+
+
+class Home(Arena):
+    """The arena of one stream.
+
+    Attributes:
+        stream: may use everything free here at once.
+        private: memory of a graph, never given to anybody else.
+    """
+
+    def __init__(self, stream: Stream, *, private: bool = False) -> None:
+        super().__init__()
+        self.stream = stream
+        self.private = private
+        self.seen = -1  # requests at the last look at its age
+
+    def put(self, span: Span) -> None:
+        """Take a span back; the work that used it is ordered before what :attr:`stream` does next."""
+        span.life = None
+        span.stack.append(span)
+
+    def counts(self) -> PoolCounters:
+        """What happened in this arena."""
+        return PoolCounters(
+            hits=self.hits,
+            misses=self.misses,
+            splits=self.small.splits + self.large.splits,
+            coalesced=self.small.coalesced + self.large.coalesced,
+            flushes=self.flushes,
+        )
+
+
+class Homes:
+    """All homes of a pool.
+
+    Args:
+        state: of the device.
+        upstream: where pages come from.
+        idle_seconds: pages unused for so long are given back; None: never.
+    """
+
+    def __init__(self, state: DeviceState, upstream: Upstream, idle_seconds: float | None) -> None:
+        self.state = state
+        self.upstream = upstream
+        self.counters = PoolCounters()
+        self.lock = threading.RLock()
+        self.clock: Callable[[], float] = time.monotonic
+        self._idle_seconds = idle_seconds
+        self._next_look = 0.0
+        self._by_stream: dict[int, Home] = {}
+        self._others: list[Home] = []  # memory of graphs, and what is left of homes that were closed
+        #: By id of the current stream's own object, which its home keeps alive: all that a hit has to look up.
+        self.fast: dict[int, Home] = {}
+
+    # --- homes --------------------------------------------------------------------------------------------------
+    def of(self, stream: Stream) -> Home:
+        """The home of a stream."""
+        home = self._by_stream.get(stream.id)
+        return home if home is not None else self._add(stream)
+
+    def _add(self, stream: Stream) -> Home:
+        with self.lock:
+            if len(self._by_stream) >= _HOMES:
+                self._forget_unused()
+            home = self._by_stream.setdefault(stream.id, Home(stream))
+            self._note_fast(home)
+            return home
+
+    def _note_fast(self, home: Home) -> None:
+        # A per-thread default stream is one object for many threads' streams, and an int may be anybody's.
+        owner = home.stream.owner
+        if owner is not None and home.stream.thread is None:
+            self.fast[id(owner)] = home
+
+    def _forget_unused(self) -> None:
+        """Let go of streams that nothing lives on, so that dead streams can be destroyed (lock held)."""
+        for key, home in list(self._by_stream.items()):
+            home.flush()
+            self._return_strays(home)
+            if home.live_spans():
+                continue
+            for page in home.unused():
+                self._drop(home, page)
+                self.counters.drained += 1
+            if not home.pages and not home.free_bytes:
+                del self._by_stream[key]
+                self._forget_fast(home)
+                self._keep_counts(home)
+
+    def _forget_fast(self, home: Home) -> None:
+        for known in [known for known, other in self.fast.items() if other is home]:
+            del self.fast[known]
+
+    def all(self) -> list[Home]:
+        """Every home."""
+        with self.lock:
+            return [*self._by_stream.values(), *self._others]
+
+    def set_apart(self, stream: Stream) -> tuple[Home, Home | None]:
+        """A new, private home for ``stream`` in the place of its own one; both."""
+        with self.lock:
+            former = self._by_stream.get(stream.id)
+            home = Home(stream, private=True)
+            if former is not None:
+                self._forget_fast(former)
+            self._by_stream[stream.id] = home
+            self._note_fast(home)
+            return home, former
+
+    def put_back(self, private: Home, former: Home | None) -> None:
+        """End :meth:`set_apart`; the private memory stays apart."""
+        with self.lock:
+            self._forget_fast(private)
+            self._others.append(private)
+            if former is None:
+                self._by_stream.pop(private.stream.id, None)
+            else:
+                self._by_stream[private.stream.id] = former
+                self._note_fast(former)
+
+    def release_private(self, private: Home) -> None:
+        """The graph is gone: what is free of its memory may be given back."""
+        with self.lock:
+            private.private = False
+            self._drop_unused(lambda page: True, only=private)
+
+    # --- unused pages ---------------------------------------------------------------------------------------------
+    def _drop_unused(self, wanted: Callable[[Page], bool], only: Home | None = None) -> int:
+        """Flush, return strays, give back the unused pages that are wanted; how many (lock held)."""
+        homes = [home for home in self.all() if not home.private and (only is None or home is only)]
+        for home in homes:
+            home.flush()
+        for home in homes:
+            self._return_strays(home)
+        dropped = 0
+        for home in homes:
+            for page in home.unused():
+                if wanted(page):
+                    self._drop(home, page)
+                    dropped += 1
+            if home in self._others and not home.pages and not home.free_bytes:
+                self._others.remove(home)
+                self._keep_counts(home)
+        return dropped
+
+    def _drop(self, home: Home, page: Page) -> None:
+        self.upstream.drop(page, home.stream)
+        home.drop(page)
+
+    def _return_strays(self, home: Home) -> None:
+        """Give free spans that were stolen back to the arena that has their page, after the work of this one."""
+        strays = [span for heap in (home.small, home.large) for span in heap if span.page not in home.pages]
+        for span in strays:
+            owner = next((other for other in self.all() if span.page in other.pages), None)
+            if owner is None or owner.private:
+                continue
+            try:
+                owner.stream.join(home.stream)
+            except CaptureError:
+                continue
+            home.remove(span)
+            owner.give(span)
+
+    # --- figures ------------------------------------------------------------------------------------------------
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that are handed out to nobody."""
+        return sum(home.free_bytes for home in self.all())
+
+    def live_spans(self) -> list[tuple[Span, Stream]]:
+        """What is handed out, and on which stream."""
+        with self.lock:
+            homes = self.all()
+            binned = {id(span) for home in homes for span in home.binned_spans()}
+            spans = [span for home in homes for page in home.pages for span in page.spans()]
+            return [(span, span.home.stream) for span in spans if not span.free and id(span) not in binned]
+
+    def free_pieces(self) -> list[int]:
+        """Bytes of each free span."""
+        with self.lock:
+            spans = [span for home in self.all() for page in home.pages for span in page.spans()]
+            binned = [span.size for home in self.all() for span in home.binned_spans()]
+            return [span.size for span in spans if span.free] + binned
+
+    def snapshot(self) -> PoolCounters:
+        """The counters, those of the homes added."""
+        return sum_of(self.counters, *(home.counts() for home in self.all()))
+
+    def _keep_counts(self, home: Home) -> None:
+        self.counters = sum_of(self.counters, home.counts())

@@ -1,0 +1,92 @@
+"""The way of an array's memory that is taken on nearly every allocation: out of a bin, and back into it.
+
+Owns :func:`make_malloc` and nothing else. No driver call, no event, no lock, no count of bytes: what is live is what
+lies neither in bins nor in heaps, and is counted when somebody asks.
+
+What a compiled twin of this module must keep:
+    * The current stream is asked for once, and its *object* decides (handles are reused). An object that is not in
+      ``fast`` goes the long way: per-thread default streams, integers, streams seen for the first time.
+    * A bin is popped and appended to in one step each: other threads, and finalisers inside any allocation of a Python
+      object, use the same bin. No span may be in two places, nor in none without a memory object that has it.
+    * The finaliser runs on any thread, with any device current, inside the collector, or while the interpreter ends. It
+      appends, to the bin or to the retire queue, and does nothing else.
+    * Memory that a command or a caller has looked at (``life`` is not None) never goes straight back to its bin: its
+      uses on other streams have to be waited for first.
+    * The memory object keeps the pool alive, and the pool's finaliser must not run before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+
+def make_malloc(pool: Any, types: Any) -> Callable[[int], Any]:
+    """CuPy's allocator over ``pool``.
+
+    Args:
+        pool: the resource.
+        types: CuPy's classes, see :func:`cuglue.memory.cupy_plug.cupy_types`.
+    """
+    pointer = types.MemoryPointer
+    driver, device = pool.driver, pool.device
+    stream_current = driver.stream_current
+    retire = pool.homes.state.retire
+    forgotten = retire.forgotten
+    take_back, more, long_way = pool.take_back, pool.more, pool.span_for
+    fast = pool.homes.fast
+    find_home = fast.get
+    ordinal = pool.device_ordinal
+    current_device = types.current_device if pool.several_devices else None
+    empty = types.UnownedMemory(0, 0, None, device)
+
+    class PoolMemory(types.BaseMemory):  # type: ignore[misc] # a class that CuPy gives at run time
+        """Memory of CuPy arrays."""
+
+        __slots__ = ("__weakref__", "span")
+
+        @property
+        def block(self) -> Any:
+            """The block behind it, made at the first question."""
+            return pool.block_in(self)
+
+        def __del__(self) -> None:
+            span = self.span
+            if span.life is None:
+                span.stack.append(span)
+            else:
+                forgotten.append(partial(take_back, span))
+
+        def __repr__(self) -> str:
+            return f"PoolMemory(ptr={self.ptr:#x}, nbytes={self.size}, device={self.device_id})"
+
+    new = PoolMemory.__new__
+
+    def malloc(nbytes: int) -> Any:
+        if forgotten:
+            retire.run_forgotten()
+        if current_device is not None and current_device() != device:
+            raise pool.wrong_current_device(current_device())
+        current = stream_current(device)
+        home = find_home(id(current))
+        try:
+            span = home.bins[(nbytes + 511) >> 9].pop()
+            home.hits += 1
+        except (AttributeError, KeyError, IndexError, TypeError):
+            span = None
+        if span is None:
+            if home is not None and nbytes.__class__ is int and nbytes > 0:
+                span = more(home, nbytes)
+            else:
+                span = long_way(current, nbytes)
+                if span is None:
+                    return pointer(empty, 0)
+        memory = new(PoolMemory)
+        memory.ptr = span.ptr
+        memory.size = span.size
+        memory.device_id = ordinal
+        memory.span = span
+        return pointer(memory, 0)
+
+    return malloc

@@ -1,0 +1,164 @@
+"""What is done when an arena is empty, from growth to giving up.
+
+Owns the ladder: grow, grow by the exact size, steal from other streams, give unused pages back and grow again, wait for
+the device, collect garbage. Must not know blocks or arrays. For locks see :mod:`.homes`.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+
+from ...errors import CaptureError, CuglueError, DevicePoisoned, OutOfMemory, PoolCapacityExceeded
+from .arena import SMALL, class_size
+from .homes import Home, Homes
+from .spans import Span
+
+
+class Ladder(Homes):
+    """The homes of a pool, and how a request is served that no bin serves."""
+
+    # --- a request that no bin served ---------------------------------------------------------------------------
+    def supply(self, home: Home, nbytes: int) -> Span:
+        """A span for ``nbytes`` bytes on the stream of ``home``.
+
+        Ordering: only enqueues, but for a request that upstream refuses: then it waits for the device.
+
+        Raises:
+            OutOfMemory: nothing helped. The error names no resource: callers know more.
+            CaptureError: the stream captures and more memory would be needed.
+        """
+        self.state.retire.run_forgotten()
+        with self.lock:
+            home.misses += 1
+            span = home.find(nbytes)
+        if span is not None:
+            return span
+        home.stream.refuse_capture("take memory from upstream")
+        self._look_at_ages()
+        limit = self.upstream.limit
+        if limit is not None and class_size(nbytes) > limit:
+            return self._refuse(nbytes)
+        span = self._grow(home, nbytes) or self._steal(home, nbytes) or self._drain(home, nbytes)
+        if span is not None:
+            return span
+        troubles: list[CuglueError] = []
+        span = self._wait(home, nbytes, troubles)
+        if span is None:
+            gc.collect()  # arrays in cycles
+            span = self._wait(home, nbytes, troubles)
+        return span if span is not None else self._refuse(nbytes, troubles)
+
+    def _refuse(self, nbytes: int, troubles: Sequence[CuglueError] = ()) -> Span:
+        cause = troubles[0] if troubles else None
+        limit = self.upstream.limit
+        if limit is not None and not self.upstream.fits(class_size(nbytes)):
+            raise PoolCapacityExceeded(
+                "pool", requested=nbytes, capacity=limit, in_use=self.upstream.reserved - self.free_bytes
+            ) from cause
+        raise OutOfMemory(
+            "pool", requested=nbytes, in_use=self.upstream.reserved - self.free_bytes
+        ) from cause
+
+    def _grow(self, home: Home, nbytes: int) -> Span | None:
+        """Take a page from upstream; None if it has none."""
+        with self.lock:
+            for page in home.replaceable(nbytes):
+                self._drop(home, page)
+                self.counters.replaced += 1
+            good, enough = home.page_sizes(nbytes, self.upstream.reserved)
+        span = self._grow_by(home, nbytes, good) if self.upstream.fits(good) else None
+        if span is None and enough < good:
+            span = self._grow_by(home, nbytes, enough)
+            self.counters.fallbacks += span is not None
+        return span
+
+    def _grow_by(self, home: Home, nbytes: int, size: int) -> Span | None:
+        try:
+            page = self.upstream.grow(size, home.stream)
+        except OutOfMemory:
+            return None
+        self.counters.grown += 1
+        with self.lock:
+            home.add(page, small=class_size(nbytes) <= SMALL)
+            return home.take(nbytes, whole=True)
+
+    # --- the ladder ---------------------------------------------------------------------------------------------
+    def _steal(self, home: Home, nbytes: int) -> Span | None:
+        """A free span of this or another stream, however large; that stream's work so far is waited for on the GPU."""
+        with self.lock:
+            home.flush()
+            span = home.take(nbytes, whole=True)
+            if span is not None:
+                return span
+            for other in self._lenders(home):
+                other.flush()
+                span = other.lend(nbytes)
+                if span is None:
+                    continue
+                try:
+                    home.stream.join(other.stream)
+                except BaseException as error:
+                    other.give(span)
+                    if isinstance(error, CaptureError):
+                        continue
+                    raise
+                self.counters.stolen += 1
+                return home.adopt(span, nbytes)
+        return None
+
+    def _lenders(self, home: Home) -> Iterator[Home]:
+        others = [other for other in self.all() if other is not home and not other.private]
+        return iter(sorted(others, key=lambda other: other.free_bytes, reverse=True))
+
+    def _drain(self, home: Home, nbytes: int) -> Span | None:
+        """Give back every unused page of every stream and take one of the exact size."""
+        with self.lock:
+            self.counters.drained += self._drop_unused(lambda page: True)
+            span = home.take(nbytes, whole=True)
+        return span or self._grow(home, nbytes)
+
+    def _wait(self, home: Home, nbytes: int, troubles: list[CuglueError]) -> Span | None:
+        """Wait until the device is done with what was given back, to us and to upstream, and ask once more.
+
+        What fails on the way is no reason to give up; it is told if nothing else helps.
+        """
+        self.counters.retries += 1
+        retire = self.state.retire
+        for step in (lambda: retire.drain(block=True), self.upstream.resource.reap_pending):
+            try:
+                step()
+            except DevicePoisoned:
+                raise
+            except CuglueError as error:
+                troubles.append(error)
+        return self._steal(home, nbytes) or self._drain(home, nbytes)
+
+    # --- giving back --------------------------------------------------------------------------------------------
+    def trim(self, keep: int = 0) -> int:
+        """Give back unused pages until ``keep`` bytes are reserved; the bytes given back."""
+        before = self.upstream.reserved
+        with self.lock:
+            self.counters.trimmed += self._drop_unused(lambda page: self.upstream.reserved > keep)
+        return before - self.upstream.reserved
+
+    def _look_at_ages(self) -> None:
+        """Give back the pages that nobody used for long; looks twice in that time."""
+        period = self._idle_seconds
+        now = self.clock()
+        if period is None or now < self._next_look:
+            return
+        self._next_look = now + period / 2
+        with self.lock:
+            for home in self.all():
+                if home.private:
+                    continue
+                requests = home.hits + home.misses
+                if requests == home.seen:
+                    home.flush()  # nothing happened here: what lies in bins is idle too
+                home.seen = requests
+                for page in home.unused():
+                    page.idle_since = page.idle_since or now
+                    if now - page.idle_since >= period:
+                        self._drop(home, page)
+                        self.counters.shrunk += 1

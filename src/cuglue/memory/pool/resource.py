@@ -1,0 +1,352 @@
+"""The pool as a resource: blocks and arrays over spans.
+
+Owns the way from a request to a block and back, and what the pool tells of itself. Must not know how memory is divided
+(:mod:`.arena`, :mod:`.planned`) nor what happens when it is short (:mod:`.homes`).
+
+Memory that is given back may be handed out again at once on the same stream, without an event: later work there comes
+after earlier work. Work on other streams that is known is waited for when the memory is given back.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+from typing import Any
+from weakref import WeakSet
+
+from ...core import process
+from ...core.device import device_state
+from ...core.stream import Stream, as_stream
+from ...errors import (
+    ArgumentError,
+    CaptureError,
+    ClosedError,
+    DriverError,
+    OutOfMemory,
+    UsageError,
+)
+from ...lifecycle import BlockState, Owned
+from ..block import LARGEST, DeviceBlock, as_size
+from ..cupy_plug import cupy_types, make_malloc, wrong_current_device
+from ..resource import DeviceMemoryResource
+from ..source import wrong_device
+from ..table import BlockTable, gone
+from . import hot
+from .arrays import ArrayBlock, PoolArrays
+from .graphs import GraphMemory
+from .homes import Home
+from .ladder import Ladder
+from .layouts import MemoryConfiguration, PoolLayout
+from .plans import Plans
+from .shortage import explain
+from .spans import ALIGN, Span
+from .stream_memory import StreamMemory
+from .upstream import Upstream
+
+_LIVE, _RETIRED, _FREED = BlockState.LIVE, BlockState.RETIRED, BlockState.FREED
+_made: WeakSet[PoolResource] = WeakSet()
+
+
+def _disown() -> None:
+    """In a forked child: all memory belongs to the parent."""
+    for pool in _made:
+        pool._ready = False
+        pool.homes.fast.clear()
+
+
+os.register_at_fork(after_in_child=_disown)
+
+
+class PoolResource(Owned, PoolArrays):
+    """Keeps memory that is given back, and hands it out again without asking the driver.
+
+    Without a layout it is made for CuPy: ``cupy.cuda.set_allocator(pool.malloc)``. With one, each stream has the pools
+    of that layout: see :meth:`stream_memory`.
+
+    ``PoolResource(GlobalDeviceBudget(r, limit))`` limits what the pool keeps; ``GlobalDeviceBudget(PoolResource(r),
+    limit)`` limits what is in use.
+    """
+
+    def __init__(
+        self,
+        upstream: DeviceMemoryResource,
+        *,
+        layout: MemoryConfiguration | Sequence[PoolLayout] | None = None,
+        max_bytes: int | None = None,
+        idle_seconds: float | None = 60.0,
+    ) -> None:
+        """Make the pool; takes nothing from upstream yet.
+
+        Args:
+            upstream: where memory comes from; closed with the pool.
+            layout: pools of each stream; None: bins and a best fit, for arrays.
+            max_bytes: bytes kept at most, in use or not; None: no limit.
+            idle_seconds: memory unused for so long goes back to upstream, at the next request that no bin serves; None:
+                never. Only without a layout.
+        """
+        if not isinstance(upstream, DeviceMemoryResource):
+            raise UsageError("upstream of a pool", got=repr(upstream), expected="a DeviceMemoryResource")
+        if max_bytes is not None and as_size(max_bytes) < 1:
+            raise ArgumentError("max_bytes", got=max_bytes, expected="1 or more, or None")
+        if idle_seconds is not None and not idle_seconds > 0:
+            raise ArgumentError("idle_seconds", got=idle_seconds, expected="more than 0, or None")
+        self.upstream = upstream
+        self._driver = upstream.driver
+        self._device = upstream.device
+        self._ordinal = upstream.device_ordinal
+        self._known_state = device_state(self._driver, self._device)
+        self._pages = Upstream(upstream, max_bytes)
+        self.homes = Ladder(self._known_state, self._pages, idle_seconds)
+        self._plans = (
+            None if layout is None else Plans(self._known_state, self._pages, MemoryConfiguration.of(layout))
+        )
+        self._table = BlockTable()
+        self._spans: dict[
+            int, tuple[Span, Home | StreamMemory]
+        ] = {}  # of the blocks in the table, by address
+        self._asking = threading.Lock()  # two threads that ask for the block of an array get the same
+        self._life = process.life
+        self._ready = True  # one flag for whatever keeps the next request from going straight to its span
+        self._own(3)
+        _made.add(self)
+
+    # --- allocate -----------------------------------------------------------------------------------------------
+    def _allocate(self, nbytes: int, stream: Stream, tag: str, kind: Any) -> Any:
+        span, home = self._span(nbytes, stream)
+        try:
+            block = kind(span.ptr, nbytes, stream, stream.submit(), tag)
+            block.device_id = self._ordinal
+            self._spans[span.ptr] = span, home
+            self._table.add(block)
+        except BaseException:
+            self._spans.pop(span.ptr, None)
+            home.put(span)
+            raise
+        return block
+
+    def _span(self, nbytes: int, stream: Stream) -> tuple[Span, Home | StreamMemory]:
+        if not self._ready or not 0 < nbytes <= LARGEST:
+            self._refuse(nbytes)
+        try:
+            if self._plans is not None:
+                memory = self._plans.of(stream)
+                return self._plans.supply(memory, nbytes), memory
+            home = self.homes.of(stream)
+            span = home.pop(nbytes)
+            if span is not None:
+                home.hits += 1
+                return span, home
+            return self.homes.supply(home, nbytes), home
+        except OutOfMemory as error:
+            raise explain(self, nbytes, error) from error
+
+    def _refuse(self, nbytes: int) -> None:
+        if self._life is not process.life:
+            raise UsageError(
+                repr(self),
+                got="a call in a forked child",
+                expected="the process that made the pool",
+                hint="Start workers with the 'spawn' or 'forkserver' method and make the pool there",
+            )
+        if self.closed:
+            raise ClosedError(repr(self), got="a call after close()", expected="an open pool")
+        if nbytes == 0:
+            raise DriverError(
+                repr(self), got="0 bytes", expected="1 or more", code=1, name="cudaErrorInvalidValue"
+            )
+        if nbytes > LARGEST:
+            raise explain(self, nbytes, OutOfMemory("pool", requested=nbytes))
+
+    # --- deallocate ---------------------------------------------------------------------------------------------
+    def deallocate(self, block: DeviceBlock) -> None:
+        """Inherited."""
+        if isinstance(block, ArrayBlock):
+            raise UsageError(
+                repr(block),
+                got="deallocate()",
+                expected="a block from allocate()",
+                hint="Drop the array instead",
+            )
+        super().deallocate(block)
+
+    def _deallocate(self, block: Any) -> None:
+        if self._life is not process.life:
+            self._refuse(1)
+        if block.state is not _LIVE or not self._table.remove(block):
+            if block.device_id not in (self._ordinal, self._device):
+                raise wrong_device(self, block.device_id, "deallocate")
+            raise gone(block.ptr, block.generation)
+        span, home = self._spans[block.ptr]
+        try:
+            ready = self._order(block, home.stream)
+        except BaseException:
+            self._table.add(block)
+            raise
+        del self._spans[block.ptr]
+        if self._tickets is not None:
+            self._tickets.forget(block)
+        if ready:
+            block.state = _FREED  # by way of RETIRED: work on its stream comes after what used it
+            home.put(span)
+        else:
+            block.state = _RETIRED
+            self._state.retire.push(block.uses(), partial(self._late, block, span, home), nbytes=block.size)
+        if not self._ready:
+            self._after_close()
+
+    def _order(self, block: Any, stream: Stream) -> bool:
+        """Queue on ``stream`` the waits for uses elsewhere; False if they have to be over first."""
+        if block.reads is None and block.write_stream is stream:
+            return True
+        if not stream.nameable():
+            return False  # gone, or of another thread: its handle must not be touched
+        try:
+            with self._state.ordering:
+                block.join_uses(stream)
+        except CaptureError:
+            return False
+        return True
+
+    def _late(self, block: Any, span: Span, home: Home | StreamMemory) -> None:
+        block.state = _FREED
+        home.put(span)
+        if not self._ready:
+            self._after_close()
+
+    # --- arrays -------------------------------------------------------------------------------------------------
+    @cached_property
+    def malloc(self) -> Callable[[int], Any]:
+        """Inherited. Memory of 0 bytes is an empty pointer; memory that is kept is handed out without a driver call."""
+        if self._plans is not None:
+            return make_malloc(self, self._allocate, self._deallocate)
+        self.several_devices = not self._state.capabilities.simulated and self._driver.device_count() > 1
+        return hot.make_malloc(self, cupy_types())
+
+    def more(self, home: Home, nbytes: int) -> Span:
+        """A span for an array that the bin of its size does not have."""
+        span = home.pop(nbytes)
+        if span is not None:
+            home.hits += 1
+            return span
+        return self._span(nbytes, home.stream)[0]
+
+    def span_for(self, current: object, nbytes: Any) -> Span | None:
+        """A span on the stream ``current`` for an array; None for 0 bytes. The long way of :mod:`.hot`."""
+        size = as_size(nbytes)
+        if size == 0:
+            return None
+        stream = as_stream(current, device=self._device, driver=self._driver)
+        span, _ = self._span(size, stream)
+        span.life = None
+        return span
+
+    def wrong_current_device(self, current: int) -> UsageError:
+        """The error for an allocation while another device is current."""
+        return wrong_current_device(self, current)
+
+    # --- streams ------------------------------------------------------------------------------------------------
+    def stream_memory(self, stream: object = None) -> StreamMemory:
+        """The configured pools of one stream: usage, reports, persistent windows, another layout.
+
+        Args:
+            stream: anything :func:`~cuglue.as_stream` takes.
+
+        Ordering: queues nothing. Ownership: lives as long as the pool.
+
+        Raises:
+            UsageError: the pool has no layout.
+        """
+        if self._plans is None:
+            raise UsageError(repr(self), got="no layout", expected="PoolResource(upstream, layout=[...])")
+        return self._plans.of(self._stream(stream))
+
+    def install(self, layout: MemoryConfiguration | Sequence[PoolLayout], stream: object = None) -> None:
+        """Exchange the pools of ``stream``. Streams that come later get the new ones even if that is refused.
+
+        Ordering: only enqueues, unless upstream blocks to free.
+
+        Raises:
+            LayoutError: no such layout (a ValueError).
+            PoolsInUse: memory of the old pools of ``stream`` is in use.
+            CaptureError: a stream of the device captures a graph.
+        """
+        if self._plans is None:
+            raise UsageError(repr(self), got="no layout", expected="PoolResource(upstream, layout=[...])")
+        self._plans.install(self._stream(stream), layout)
+
+    @contextmanager
+    def graph_memory(self, stream: object = None) -> Iterator[GraphMemory]:
+        """What is allocated on ``stream`` in this block stays out of general use until :meth:`GraphMemory.close`.
+
+        Run the work once in the block before it is captured: while a stream captures, memory that is free here is
+        handed out again, and none is taken from upstream.
+
+        Ordering: queues nothing.
+        """
+        if self._plans is not None:
+            raise UsageError(repr(self), got="a layout", expected="a pool without one")
+        home, former = self.homes.set_apart(self._stream(stream))
+        try:
+            yield GraphMemory(self.homes, home)
+        finally:
+            self.homes.put_back(home, former)
+
+    # --- giving back --------------------------------------------------------------------------------------------
+    def trim(self, keep: int = 0) -> int:
+        """Give unused memory back to upstream until ``keep`` bytes are reserved; the bytes given back.
+
+        Ordering: only enqueues, unless upstream blocks to free.
+        """
+        self._state.retire.run_forgotten()
+        return self._keeper.trim(keep)
+
+    def reap_pending(self, *, block: bool = True) -> None:
+        """Inherited. Looks for memory of dead arrays, and has upstream do the same."""
+        self._state.retire.run_forgotten()
+        self.upstream.reap_pending(block=block)
+
+    def _close(self) -> None:
+        self._state.retire.run_forgotten()
+        blocks = [block for block in self._table if not isinstance(block, ArrayBlock) and block.HELD]  # type: ignore[attr-defined]
+        tags = ", ".join(sorted({block.tag for block in blocks})) or "none"
+        for block in blocks:
+            self._deallocate(block)
+        self._ready = False
+        self.homes.fast.clear()
+        self._keeper.trim()
+        arrays = len(self._keeper.live_spans())
+        if not arrays:
+            self.upstream.close()
+        if blocks or arrays:
+            warnings.warn(
+                f"{self!r} closed with {len(blocks)} blocks live (tags: {tags}; freed now) and "
+                f"{arrays} pieces in use by CuPy arrays (freed with them)",
+                ResourceWarning,
+                stacklevel=4,
+            )
+
+    def _after_close(self) -> None:
+        """An array outlived the pool: give its page back, and upstream with the last one."""
+        if self.closed:
+            self._keeper.trim()
+            if not self._pages.reserved:
+                self.upstream.close()
+
+    def _forgotten(self) -> None:
+        self._state.retire.forget(partial(_abandon, self._keeper))
+
+    def __del__(self) -> None:
+        if getattr(self, "_pages", None) is None or self.closed or self._life is not process.life:
+            return
+        if len(self._table):
+            super().__del__()
+        elif self._pages.reserved:
+            self._forgotten()
+
+
+def _abandon(keeper: Ladder | Plans) -> None:
+    keeper.trim()

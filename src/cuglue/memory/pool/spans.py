@@ -1,0 +1,223 @@
+"""Pages and the spans that they are cut into.
+
+Owns splitting, coalescing and the search for the best fit, as arithmetic on addresses. Must not know drivers, streams
+or resources: a page is memory that somebody else got, and an address of 0 is memory that is not there yet.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import Any
+
+ALIGN = 512  # bytes: CuPy and the driver align to it, and a span never ends inside one
+
+
+def padded(nbytes: int) -> int:
+    """``nbytes`` rounded up to the alignment."""
+    return (nbytes + ALIGN - 1) & -ALIGN
+
+
+class Page:
+    """One piece of memory from upstream.
+
+    Attributes:
+        ptr: address; 0 while there is no memory behind it (a dry run).
+        nbytes: size.
+        first: its first span; the spans cover it from end to end.
+        source: what upstream gave; whoever made the page knows what it is.
+        idle_since: when it was last seen to be wholly free, by the clock of whoever asks.
+        small: whether small requests share it.
+    """
+
+    __slots__ = ("first", "idle_since", "nbytes", "ptr", "small", "source")
+
+    def __init__(self, ptr: int, nbytes: int, source: Any = None) -> None:
+        self.ptr = ptr
+        self.nbytes = nbytes
+        self.source = source
+        self.idle_since = 0.0
+        self.small = False
+        self.first = Span(self, 0, nbytes)
+
+    def place(self, ptr: int, source: Any) -> None:
+        """There is memory now, at ``ptr``."""
+        self.ptr = ptr
+        self.source = source
+        for span in self.spans():
+            span.ptr = ptr + span.offset
+
+    def spans(self) -> Iterator[Span]:
+        """The spans in order of address."""
+        span: Span | None = self.first
+        while span is not None:
+            yield span
+            span = span.after
+
+    @property
+    def unused(self) -> bool:
+        """Whether the page is one free span."""
+        return self.first.free and self.first.after is None
+
+    def extend(self, nbytes: int) -> Span:
+        """The page is ``nbytes`` longer; the new span at its end, free and not merged."""
+        last = self.first
+        while last.after is not None:
+            last = last.after
+        span = Span(self, self.nbytes, nbytes)
+        last.after, span.before = span, last
+        self.nbytes += nbytes
+        return span
+
+    def shorten(self) -> int:
+        """Cut off the last span if it is free and not the only one; its size, else 0."""
+        last = self.first
+        while last.after is not None:
+            last = last.after
+        if not last.free or last.before is None:
+            return 0
+        last.before.after = None
+        self.nbytes -= last.size
+        return last.size
+
+
+class Span:
+    """Consecutive bytes of a page, all of them free or all of them handed out as one.
+
+    Attributes:
+        ptr: address.
+        offset, size: bytes, in the page.
+        requested: bytes asked for; the rest of ``size`` is padding.
+        before, after: neighbours in the page.
+        free: whether it may be handed out or merged. A span in a bin is neither free nor in use.
+        home: who it goes back to.
+        stack: the bin it goes back to.
+        life: the block made of it, where anybody asked for one.
+    """
+
+    __slots__ = (
+        "after",
+        "before",
+        "free",
+        "home",
+        "life",
+        "offset",
+        "page",
+        "ptr",
+        "requested",
+        "size",
+        "stack",
+    )
+
+    def __init__(self, page: Page, offset: int, size: int) -> None:
+        self.page = page
+        self.offset = offset
+        self.ptr = page.ptr + offset
+        self.size = size
+        self.requested = 0
+        self.before: Span | None = None
+        self.after: Span | None = None
+        self.free = True
+        self.home: Any = None
+        self.stack: list[Span] = []
+        self.life: Any = None
+
+    def split(self, size: int) -> Span:
+        """Keep the first ``size`` bytes; the rest as a new free span behind."""
+        rest = Span(self.page, self.offset + size, self.size - size)
+        rest.home = self.home
+        rest.before, rest.after = self, self.after
+        if self.after is not None:
+            self.after.before = rest
+        self.after = rest
+        self.size = size
+        return rest
+
+    def absorb(self) -> None:
+        """Take over the neighbour behind, which is no longer a span."""
+        gone = self.after
+        if gone is None:
+            raise ValueError("the last span of a page has nothing behind it")
+        self.size += gone.size
+        self.after = gone.after
+        if gone.after is not None:
+            gone.after.before = self
+
+    def __repr__(self) -> str:
+        return f"Span({self.ptr:#x}, {self.size} bytes, {'free' if self.free else 'taken'})"
+
+
+class BestFit:
+    """Free spans of one owner by size, smallest and lowest first; neighbours are merged."""
+
+    __slots__ = ("_by_ptr", "_keys", "coalesced", "nbytes", "splits")
+
+    def __init__(self) -> None:
+        self._keys: list[tuple[int, int]] = []  # (size, address), sorted
+        self._by_ptr: dict[int, Span] = {}
+        self.nbytes = 0
+        self.splits = 0
+        self.coalesced = 0
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[Span]:
+        return iter(list(self._by_ptr.values()))
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest span."""
+        return self._keys[-1][0] if self._keys else 0
+
+    def take(self, size: int, most: int = 0) -> Span | None:
+        """The best span for ``size`` bytes, cut to that size and no longer free; None if none fits.
+
+        Args:
+            size: bytes, a multiple of the alignment.
+            most: leave spans larger than this alone; 0 takes any.
+        """
+        keys = self._keys
+        at = bisect_left(keys, (size, 0))
+        if at == len(keys) or (most and keys[at][0] > most):
+            return None
+        span = self._by_ptr[keys[at][1]]
+        self._out(span, at)
+        if span.size > size:
+            self._in(span.split(size))
+            self.splits += 1
+        span.free = False
+        return span
+
+    def give(self, span: Span) -> Span:
+        """Take a span back and merge it with free neighbours of the same owner; the merged span."""
+        span.free = True
+        after = span.after
+        if after is not None and after.free and after.home is span.home:
+            self._out(after)
+            span.absorb()
+            self.coalesced += 1
+        before = span.before
+        if before is not None and before.free and before.home is span.home:
+            self._out(before)
+            before.absorb()
+            span = before
+            self.coalesced += 1
+        self._in(span)
+        return span
+
+    def remove(self, span: Span) -> None:
+        """Take a free span out, whole."""
+        self._out(span)
+
+    def _in(self, span: Span) -> None:
+        insort(self._keys, (span.size, span.ptr))
+        self._by_ptr[span.ptr] = span
+        self.nbytes += span.size
+
+    def _out(self, span: Span, at: int = -1) -> None:
+        if at < 0:
+            at = bisect_left(self._keys, (span.size, span.ptr))
+        del self._keys[at]
+        del self._by_ptr[span.ptr]
+        self.nbytes -= span.size

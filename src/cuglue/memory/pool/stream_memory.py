@@ -1,0 +1,333 @@
+"""The configured pools of one stream, and what a runtime asks of them (contracts C8-C13).
+
+Owns the routing of a request, persistent windows, and the exchange of a layout for another. Must not know how pools
+work inside, nor commands: spans are given back by whoever has them, after the work that used them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from ...core.stream import Stream
+from ...errors import (
+    BufferTooBig,
+    CaptureError,
+    CuglueError,
+    OutOfMemory,
+    PoolCapacityExceeded,
+    PoolsInUse,
+    UsageError,
+)
+from .layouts import MemoryAllocationMode, MemoryConfiguration, Persistent, PoolLayout
+from .planned import Pool, make_pool
+from .spans import Page, Span
+from .upstream import Upstream
+from .usage import MemoryReport, MemoryUsage
+
+_log = logging.getLogger(__name__)
+
+
+class _Pages:
+    """The source of the pools of one stream."""
+
+    def __init__(self, upstream: Upstream, stream: Stream) -> None:
+        self.dry = False
+        self._upstream = upstream
+        self._stream = stream
+
+    def grow(self, nbytes: int) -> Page:
+        """Inherited."""
+        return self._upstream.reserve(nbytes) if self.dry else self._upstream.grow(nbytes, self._stream)
+
+    def place(self, page: Page) -> None:
+        """Put memory behind a page of a dry run."""
+        self._upstream.place(page, self._stream, claimed=True)
+
+    def drop(self, page: Page) -> None:
+        """Inherited."""
+        self._upstream.drop(page, self._stream)
+
+
+class Reservation:
+    """Memory of a stream that need not be there yet. Give it back with :meth:`release`.
+
+    Attributes:
+        nbytes: bytes asked for.
+    """
+
+    __slots__ = ("_memory", "_span", "nbytes")
+
+    def __init__(self, memory: StreamMemory, span: Span, nbytes: int) -> None:
+        self._memory = memory
+        self._span: Span | None = span
+        self.nbytes = nbytes
+
+    def resolve(self) -> int:
+        """The address; in a dry run, the memory behind it is taken now.
+
+        Raises:
+            OutOfMemory: there is none.
+            UsageError: released.
+        """
+        if self._span is None:
+            raise UsageError(repr(self), got="resolve()", expected="a reservation that was not released")
+        return self._memory.address(self._span)
+
+    def release(self) -> None:
+        """Give it back, after the work on its stream so far. Releasing again does nothing."""
+        span, self._span = self._span, None
+        if span is not None:
+            self._memory.put(span)
+
+    def __repr__(self) -> str:
+        return f"Reservation({self.nbytes} bytes{', released' if self._span is None else ''})"
+
+
+class StreamMemory:
+    """Memory of one stream of a runtime.
+
+    Args:
+        stream: the stream; memory is usable there at once and given back there.
+        upstream: where pages come from.
+        configuration: the layout, checked.
+        reclaim: gives back what other streams keep; called before a second attempt.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        upstream: Upstream,
+        configuration: MemoryConfiguration,
+        reclaim: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.stream = stream
+        self._reclaim = reclaim
+        self._pages = _Pages(upstream, stream)
+        self._lock = threading.RLock()
+        self._depth = 0  # open persistent windows
+        self._deferred: list[MemoryAllocationMode] = []
+        self._total = stream.driver.memory_info(stream.device).total
+        self._persistent = make_pool(Persistent(), self._pages)
+        self._set(configuration)
+
+    def _set(self, configuration: MemoryConfiguration) -> None:
+        self.configuration = configuration
+        self._pages.dry = configuration.dry_run
+        self._pools: list[Pool] = [make_pool(kind, self._pages) for kind in configuration.pools]
+
+    # --- requests -----------------------------------------------------------------------------------------------
+    def reserve(self, nbytes: int) -> Reservation:
+        """Memory for ``nbytes`` bytes.
+
+        Ordering: only enqueues; where memory is short, gives back what is free and tries once more, which may block.
+
+        Raises:
+            BufferTooBig: no pool here, or not this device, could ever hold it; nothing was tried.
+            CaptureError: the stream captures a graph and there is nothing free.
+            PoolCapacityExceeded: every pool that accepts it is full.
+            OutOfMemory: upstream has none.
+        """
+        if type(nbytes) is not int or nbytes < 1:
+            raise UsageError("reservation", got=repr(nbytes), expected="a size in bytes, 1 or more")
+        return Reservation(self, self.take(nbytes), nbytes)
+
+    def take(self, nbytes: int) -> Span:
+        """The span behind :meth:`reserve`."""
+        self._apply_deferred()
+        if nbytes > self._total:
+            raise _too_big(nbytes, self._total, "the device's memory")
+        try:
+            return self._route(nbytes)
+        except (BufferTooBig, CaptureError):
+            raise
+        except CuglueError as first:
+            if self.stream.capturing:
+                raise
+            _log.info("no memory for %d bytes (%s); cleaning up and trying once more", nbytes, first)
+            self.cleanup()
+            self._reclaim()
+            try:
+                return self._route(nbytes)
+            except CuglueError as second:
+                second.add_note(f"the first attempt failed too: {first}")
+                raise
+
+    def _route(self, nbytes: int) -> Span:
+        with self._lock:
+            for pool in self._pools:
+                pool.tick()
+            if self.persistent_now:
+                span = self._persistent.take(nbytes)
+                if span is not None:
+                    return span
+            accepting = [pool for pool in self._pools if pool.accepts(nbytes)]
+            for pool in accepting:
+                span = pool.take(nbytes)
+                if span is not None:
+                    return span
+                if not pool.spilled:
+                    pool.spilled = True
+                    _log.warning(
+                        "%r is full: %d bytes go to the next pool, if there is one", pool.kind, nbytes
+                    )
+        if not accepting:
+            most = max((_largest(pool.kind) for pool in self._pools), default=0)
+            raise _too_big(nbytes, most, "the largest request of its pools")
+        in_use = sum(pool.usage.bytes_in_use for pool in accepting)
+        capacity = sum(pool.capacity or 0 for pool in accepting)
+        raise PoolCapacityExceeded(
+            f"pools of {self.stream!r}",
+            got=f"{nbytes} bytes asked for, {in_use} in use",
+            expected=f"at most {capacity} bytes in all",
+            hint="Free buffers, raise max_pool_size, or add a pool that takes what the others cannot",
+            requested=nbytes,
+            capacity=capacity,
+            in_use=in_use,
+        )
+
+    def address(self, span: Span) -> int:
+        """The address of a span, with memory behind it."""
+        if not span.ptr or not span.page.ptr:
+            with self._lock:
+                if not span.page.ptr:
+                    self._pages.place(span.page)
+        return span.ptr
+
+    def put(self, span: Span) -> None:
+        """Take a span back; the work that used it is ordered before what :attr:`stream` does next."""
+        with self._lock:
+            span.life = None
+            span.home.give(span)
+
+    # --- figures ------------------------------------------------------------------------------------------------
+    def usage(self) -> MemoryUsage:
+        """Now, of all pools."""
+        return self.report().usage
+
+    def report(self) -> MemoryReport:
+        """Pool by pool, with peaks."""
+        with self._lock:
+            return MemoryReport(tuple(pool.report() for pool in self._pools), self._persistent.report())
+
+    def live_spans(self) -> list[Span]:
+        """What is handed out."""
+        with self._lock:
+            pages = [page for pool in (*self._pools, self._persistent) for page in pool.pages]
+            return [span for page in pages for span in page.spans() if not span.free]
+
+    def free_pieces(self) -> list[int]:
+        """Bytes of each free span."""
+        with self._lock:
+            pages = [page for pool in (*self._pools, self._persistent) for page in pool.pages]
+            return [span.size for page in pages for span in page.spans() if span.free]
+
+    # --- changes ------------------------------------------------------------------------------------------------
+    def cleanup(self) -> None:
+        """Give every page that nothing is in back to upstream. Peaks stay.
+
+        Ordering: only enqueues, unless upstream blocks to free.
+
+        Raises:
+            CaptureError: a stream of the device captures a graph; nothing has changed.
+        """
+        self._refuse_captures("give memory back")
+        self.sweep()
+
+    def sweep(self) -> None:
+        """:meth:`cleanup` without the question whether a stream captures."""
+        with self._lock:
+            for pool in (*self._pools, self._persistent):
+                pool.cleanup()
+
+    def install(self, layout: MemoryConfiguration | Sequence[PoolLayout]) -> None:
+        """Exchange the pools. Persistent memory stays; peaks and warnings start anew.
+
+        Raises:
+            LayoutError: no such layout (a ValueError); nothing has changed.
+            CaptureError: a stream of the device captures a graph; nothing has changed.
+            PoolsInUse: memory of the old pools is in use; they stay, but have given back their free pages.
+        """
+        configuration = MemoryConfiguration.of(layout)
+        with self._lock:
+            self.cleanup()
+            usages = [pool.usage for pool in self._pools]
+            allocs = sum(usage.number_allocs for usage in usages)
+            if allocs:
+                in_use = sum(usage.bytes_in_use for usage in usages)
+                raise PoolsInUse(
+                    f"pools of {self.stream!r}",
+                    got=f"{in_use} bytes in use in {allocs} buffers",
+                    expected="nothing in use",
+                    hint="Close the buffers of this stream first",
+                    bytes_in_use=in_use,
+                    number_allocs=allocs,
+                )
+            self._set(configuration)
+
+    def _refuse_captures(self, what: str) -> None:
+        for reference in list(self.stream.state.streams.values()):
+            stream = reference()
+            if stream is not None:
+                stream.refuse_capture(what)
+
+    # --- persistent windows -------------------------------------------------------------------------------------
+    @property
+    def persistent_now(self) -> bool:
+        """Whether a request is served from the persistent pool."""
+        mode = self.configuration.persistent
+        return mode == "enforced" or (mode == "auto" and self._depth > 0)
+
+    def allocation_mode(self, mode: MemoryAllocationMode) -> None:
+        """Open a persistent window (PERSISTENT), or close the innermost (AUTO). Windows nest.
+
+        While the stream captures a graph the change waits for the end of the capture.
+        """
+        self._apply_deferred()
+        if self.configuration.persistent != "auto":
+            return
+        if self.stream.capturing:
+            self._deferred.append(mode)
+        else:
+            self._change(mode)
+
+    def _change(self, mode: MemoryAllocationMode) -> None:
+        if mode is MemoryAllocationMode.PERSISTENT:
+            self._depth += 1
+        elif self._depth:
+            self._depth -= 1
+        else:
+            warnings.warn(
+                f"allocation_mode(AUTO) on {self.stream!r}: no persistent window is open",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def _apply_deferred(self) -> None:
+        if self._deferred and not self.stream.capturing:
+            waiting, self._deferred = self._deferred, []
+            for mode in waiting:
+                self._change(mode)
+
+    @contextmanager
+    def persistent(self) -> Iterator[None]:
+        """What is reserved in the ``with`` block comes from the persistent pool."""
+        self.allocation_mode(MemoryAllocationMode.PERSISTENT)
+        try:
+            yield
+        finally:
+            self.allocation_mode(MemoryAllocationMode.AUTO)
+
+
+def _largest(kind: PoolLayout) -> int:
+    found = getattr(kind, "max_slice_size", None) or getattr(kind, "max_alloc_size", None)
+    return int(found or 0)
+
+
+def _too_big(nbytes: int, most: int, what: str) -> OutOfMemory:
+    return BufferTooBig(
+        "buffer", got=f"{nbytes} bytes asked for", expected=f"at most {most}, {what}", requested=nbytes
+    )

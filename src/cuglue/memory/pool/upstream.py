@@ -1,0 +1,104 @@
+"""Where a pool's pages come from: another resource, within a limit.
+
+Owns the count of reserved bytes and the limit. Must not know spans, arenas or layouts.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from ...core.stream import Stream
+from ...driver.protocol import Access
+from ...errors import PoolCapacityExceeded
+from ..block import DeviceBlock
+from ..resource import DeviceMemoryResource, entry
+from .spans import Page
+
+_TAG = "pool"
+
+
+class Upstream:
+    """Takes pages and gives them back.
+
+    Attributes:
+        resource: the resource.
+        limit: bytes of all pages at most; None: no limit.
+        reserved, peak: bytes of all pages, now and at most so far.
+    """
+
+    def __init__(self, resource: DeviceMemoryResource, limit: int | None) -> None:
+        self.resource = resource
+        self.limit = limit
+        self.reserved = 0
+        self.peak = 0
+        self._allocate, self._deallocate = entry(resource)
+        self._lock = threading.Lock()
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether a page of this size would keep the limit."""
+        return self.limit is None or self.reserved + nbytes <= self.limit
+
+    def grow(self, nbytes: int, stream: Stream) -> Page:
+        """A page that may be used on ``stream`` at once.
+
+        Ordering: as the resource's ``allocate``.
+
+        Raises:
+            PoolCapacityExceeded: over the limit; the resource was not asked.
+            OutOfMemory: the resource has no memory.
+        """
+        page = Page(0, nbytes)
+        self.place(page, stream)
+        return page
+
+    def reserve(self, nbytes: int) -> Page:
+        """A page without memory, for a dry run; it counts as any other.
+
+        Raises:
+            PoolCapacityExceeded: over the limit.
+        """
+        self._claim(nbytes)
+        return Page(0, nbytes)
+
+    def place(self, page: Page, stream: Stream, *, claimed: bool = False) -> None:
+        """Put memory behind ``page``; if that fails nothing has changed."""
+        if not claimed:
+            self._claim(page.nbytes)
+        try:
+            source: Any = self._allocate(page.nbytes, stream, _TAG, DeviceBlock)
+        except BaseException:
+            if not claimed:
+                self._release(page.nbytes)
+            raise
+        page.place(source.ptr, source)
+
+    def drop(self, page: Page, stream: Stream) -> None:
+        """Give a page back, after what was queued on ``stream`` so far. If that fails the page is as it was.
+
+        Ordering: as the resource's ``deallocate``.
+        """
+        source = page.source
+        if source is not None:
+            if source.stream is not stream:
+                source.finish(stream, Access.READ)  # the last user was not the stream that the page came on
+            self._deallocate(source)
+        self._release(page.nbytes)
+
+    def _claim(self, nbytes: int) -> None:
+        with self._lock:
+            if not self.fits(nbytes):
+                raise PoolCapacityExceeded(
+                    "pool",
+                    got=f"{nbytes} bytes asked for, {self.reserved} reserved",
+                    expected=f"at most {self.limit} in all",
+                    requested=nbytes,
+                    capacity=self.limit,
+                    in_use=self.reserved,
+                )
+            self.reserved += nbytes
+            self.peak = max(self.peak, self.reserved)
+
+    def _release(self, nbytes: int) -> None:
+        with self._lock:
+            self.reserved -= nbytes
