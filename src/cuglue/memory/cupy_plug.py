@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.block import BLOCK_SLOTS, BlockLife
 from ..core.device import device_state
@@ -123,7 +123,7 @@ def make_malloc(
             if nbytes == 0:
                 return MemoryPointer(empty, 0)
         if several_devices and runtime.getDevice() != device:
-            raise _wrong_device(resource, runtime.getDevice())
+            raise wrong_current_device(resource, runtime.getDevice())
         # The current stream, matched to its record without the questions that as_stream asks.
         current = driver.stream_current(device)
         try:
@@ -142,6 +142,22 @@ def make_malloc(
     return malloc
 
 
+class CupyTypes(NamedTuple):
+    """What a resource with an allocator function of its own needs of CuPy."""
+
+    BaseMemory: Any
+    MemoryPointer: Any
+    UnownedMemory: Any
+    current_device: Callable[[], int]
+
+
+def cupy_types() -> CupyTypes:
+    """CuPy's types; imports CuPy."""
+    from cupy.cuda import BaseMemory, MemoryPointer, UnownedMemory, runtime
+
+    return CupyTypes(BaseMemory, MemoryPointer, UnownedMemory, runtime.getDevice)
+
+
 def dispatch_malloc(resources: Any) -> Malloc:
     """CuPy's allocator that asks which device is current. ``resources[device]`` gives a resource."""
     from cupy.cuda import runtime
@@ -158,7 +174,8 @@ def dispatch_malloc(resources: Any) -> Malloc:
     return malloc
 
 
-def _wrong_device(resource: object, current: int) -> UsageError:
+def wrong_current_device(resource: object, current: int) -> UsageError:
+    """The error for an array of a device that is not the resource's."""
     return UsageError(
         f"{resource!r} as CuPy's allocator",
         got=f"device {current} is current",
