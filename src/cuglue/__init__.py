@@ -46,6 +46,19 @@ _WHERE = {
     "MemoryMisuseWarning": "memory.guard",
     "FailureCallbackResource": "memory.failure",
     "AllocationFailure": "memory.failure",
+    "PoolResource": "memory.pool.resource",
+    "PoolCounters": "memory.pool.counters",
+    "GraphMemory": "memory.pool.graphs",
+    "StreamMemory": "memory.pool.stream_memory",
+    "Reservation": "memory.pool.stream_memory",
+    "MemoryConfiguration": "memory.pool.layouts",
+    "MemoryAllocationMode": "memory.pool.layouts",
+    "Sliced": "memory.pool.layouts",
+    "Exclusive": "memory.pool.layouts",
+    "Direct": "memory.pool.layouts",
+    "Persistent": "memory.pool.layouts",
+    "MemoryUsage": "memory.pool.usage",
+    "PoolReport": "memory.pool.usage",
     "ArrayView": "exchange.view",
     "CudaHandle": "graphics.handle",
     "CudaMap": "graphics.mapping",
@@ -68,7 +81,7 @@ _WHERE = {
     "Future": "command.futures",
 }
 #: Public module -> where it is.
-_MODULES = {"errors": "errors", "testing": "testing", "gl": "graphics.gl"}
+_MODULES = {"errors": "errors", "testing": "testing", "gl": "graphics.gl", "external": "graphics.external"}
 
 __all__ = [*_WHERE, *_MODULES]  # noqa: PLE0604 - one table, not two
 __version__ = "0.1.0"

@@ -192,6 +192,11 @@ class Range:
         if self.ptr:
             self._memory.source.unmap(self.ptr)
 
+    def withdraw(self) -> None:
+        """Give back the address alone; the allocation is as it was before."""
+        self._unmap()
+        self._memory.cancel_user()
+
     def give_back(self) -> None:
         """Give back the address, then the share of the allocation, each once. Goes on where it failed before."""
         while self._rest:
@@ -237,6 +242,7 @@ class ExternalBuffer(Backing):
 
     kind = "ExternalMem"
     survives = True
+    writes: Writes
 
     def __init__(self, memory: ExternalMemory, offset: int, size: int, writes: Writes) -> None:
         self.state = memory.state

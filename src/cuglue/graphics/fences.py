@@ -180,7 +180,9 @@ def check_fence(fence: object, device: int) -> None:
     fence._check_open()
     if fence.device != device:
         raise UsageError(
-            f"{fence!r} of an object on device {device}", got=f"device {fence.device}", expected="the same device"
+            f"{fence!r} of an object on device {device}",
+            got=f"device {fence.device}",
+            expected="the same device",
         )
 
 

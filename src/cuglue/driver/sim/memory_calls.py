@@ -15,6 +15,9 @@ from .ranges import linear
 from .shadow import join
 from .state import Device, Touch, driver_call
 
+#: Kinds of allocations that somebody outside of this driver reaches too.
+SHARED = ("external", "vmm")
+
 
 class MemoryCalls(Core):
     """malloc, free, their stream-ordered forms, pinned and managed memory, and views of it."""
@@ -136,7 +139,7 @@ class MemoryCalls(Core):
         )
         allocation, own, access = touch
         operation = self._host_use(allocation, own, access, "host_view")
-        if allocation.live:
+        if allocation.live and allocation.kind not in SHARED:  # another owner writes to that as it likes
             self._watch(allocation).note_view(own, writable, operation)
         view = allocation.data[own.start : own.end].data
         return view if writable else view.toreadonly()
