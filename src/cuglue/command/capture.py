@@ -6,12 +6,13 @@ how work is enqueued or what it uses: the :mod:`window` remembers that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, cast
 
+from ..core.stream import Stream
 from ..driver.protocol import CaptureMode
 from ..errors import CaptureError, ClosedError, CuglueError, DriverError
 from ..lifecycle import CAPTURE, CaptureState, Owned, step
@@ -251,8 +252,9 @@ class Graph(Owned):
         self._executable = executable
         self._window = window
         self._uses: Uses = window.uses
+        self._inputs = tuple(window.reads.values())
         self.operations = window.operations
-        self._runs: dict[Any, int] = {}  # newest replay per stream
+        self._runs: dict[Stream, int] = {}  # newest replay per stream
         self._own()
 
     def __repr__(self) -> str:
@@ -270,15 +272,22 @@ class Graph(Owned):
             ClosedError: the graph was closed.
             DriverError: refused; what it writes counts as never written.
         """
-        if self.closed:
+        if not self._executable:
             raise ClosedError(repr(self), got="a replay", expected="an open graph")
-        lane = self._lane if stream is None else self._lanes.lane(stream)
-        lane.stream.refuse_capture("replay a graph")
-        enqueue = partial(lane.stream.driver.graph_launch, self._executable, lane.stream.handle)
-        with lane.stream.state.ordering:
-            skipped = perform(lane, self._uses, enqueue, repr(self), inputs=list(self._window.reads.values()))
-            self._runs[lane.stream] = lane.stream.seq
+        lane: Lane = self._lane
+        enqueue: Callable[[], None] = self._launch_at_home
+        if stream is not None:
+            lane = self._lanes.lane(stream)
+            enqueue = partial(lane.stream.driver.graph_launch, self._executable, lane.stream.handle)
+        if lane.window is not None:
+            lane.stream.refuse_capture("replay a graph")
+        skipped = perform(lane, self._uses, enqueue, "graph", inputs=self._inputs)
+        self._runs[lane.stream] = lane.stream.seq
         return skipped
+
+    def _launch_at_home(self) -> None:
+        stream = self._lane.stream
+        stream.driver.graph_launch(self._executable, stream.handle)
 
     def _close(self) -> None:
         """Give the graph back once its replays are done; the memory goes with it."""
@@ -286,7 +295,7 @@ class Graph(Owned):
         state = self._lane.stream.state
         state.retire.push(list(self._runs.items()), _Destroy(state.driver, executable, self._window))
         self._window = Window(self._lane.stream, Primed(self._lane.resource.deallocate))
-        self._uses = Uses()
+        self._uses, self._inputs = Uses(), ()
         state.retire.drain()
 
     def _forgotten(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..core.device import DeviceState
 from ..core.stream import Stream, as_stream
@@ -35,6 +36,7 @@ class Lane:
         window: the capture under way, from the beginning of its recording to the end; else None.
         warmup: memory of the capture that is being prepared; else None.
         capture_state, capture_owner: how far a capture of this stream is, and whose it is.
+        profiles: open ones; work that fails makes them invalid.
     """
 
     __slots__ = (
@@ -45,6 +47,7 @@ class Lane:
         "drops",
         "host",
         "place",
+        "profiles",
         "resource",
         "stream",
         "total",
@@ -62,6 +65,7 @@ class Lane:
         self.total = total  # bytes of the device
         self.cursor = 0
         self.drops = DropQueue(stream)
+        self.profiles: list[Any] = []
         self.capture_state = CaptureState.NONE
         self.capture_owner: object = None
         self.window: Window | None = None
@@ -137,7 +141,7 @@ class Lane:
     def idle(self) -> bool:
         """Whether nothing is lost if the lane goes."""
         held = self.drops.staged or self.drops.pending
-        return not held and self.capture_state is CaptureState.NONE
+        return not held and not self.profiles and self.capture_state is CaptureState.NONE
 
     def take_host(self, nbytes: int) -> HostBuffer:
         """Host memory for a copy of this stream: what earlier copies used and are done with, if there is some."""

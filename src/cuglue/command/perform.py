@@ -89,15 +89,21 @@ def _skip(lane: Lane, uses: Uses, name: str, inputs: Iterable[Range] | None) -> 
     failure = found[0]
     failure.skip(name)
     claim(ranges(uses.entries, Access.WRITE), failure)
-    if lane.window is not None:
-        lane.window.doom(failure.error())
+    _spoil(lane, failure.error())
     return Skipped(failure.root, failure.chain)
+
+
+def _spoil(lane: Lane, failure: BaseException) -> None:
+    """Work that was meant to be there is not: a capture under way makes no graph, open profiles tell no time."""
+    if lane.window is not None:
+        lane.window.doom(failure)
+    for profile in lane.profiles:
+        profile.invalidate(failure)
 
 
 def _failed(lane: Lane, uses: Uses, error: BaseException) -> None:
     """Note that the operation was not enqueued."""
-    if lane.window is not None:
-        lane.window.doom(error)
+    _spoil(lane, error)
     if isinstance(error, CaptureError):
         return  # a misuse, found before anything happened
     written = list(ranges(uses.entries, Access.WRITE))

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..core.stream import Event
+from ..core.event import Event
 from ..layout import CopyShape
 from .hostmem import HostBuffer, address_of
 from .lanes import Lane

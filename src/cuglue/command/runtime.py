@@ -31,6 +31,7 @@ from .lanes import Lanes, unless_lost
 from .launch import launch
 from .operands import Declared, Place
 from .perform import Skipped
+from .profile import Profile
 
 _services = itertools.count(1)
 _OPEN = OwnedState.OPEN
@@ -204,6 +205,15 @@ class Runtime(Owned):
         """
         self._check_open()
         return Capture(self._lanes, self._lanes.lane(stream))
+
+    def profile(self, stream: object = None) -> Profile:
+        """A profile of a stream: ``with runtime.profile() as p: ...``, then ``p.milliseconds``.
+
+        Args:
+            stream: anything :func:`~cuglue.as_stream` takes.
+        """
+        self._check_open()
+        return Profile(self._lanes.lane(stream))
 
     def stream(self, index: int) -> Stream:
         """One of the runtime's own streams, non-blocking: ``index`` modulo ``max_streams``. Made at first use."""
