@@ -21,7 +21,7 @@ from graphics.subjects import (
 import cuglue
 from cuglue.driver.protocol import Driver
 from cuglue.errors import BusyError, CaptureError, DanglingExportWarning
-from cuglue.graphics import image_copy, mapping
+from cuglue.graphics import image_copy, users
 from cuglue.graphics.glcontext import GlContext, headless
 from cuglue.graphics.image_copy import CopyPath
 from cuglue.testing import Latch, trace
@@ -237,7 +237,7 @@ def test_a_busy_stream_delays_no_map(driver: Driver, cp: Any) -> None:
 
 def test_unannounced_readers_are_joined(driver: Driver, cp: Any, torch: Any) -> None:
     """PyTorch reads the array interface on a stream that it does not name."""
-    assert mapping.unannounced_readers()
+    assert users.unannounced_readers()
     pixels, name = picture(), make_texture(640, 480)
     upload(name, pixels)
     with cuglue.register_texture(name) as image:

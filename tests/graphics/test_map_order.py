@@ -14,7 +14,7 @@ import cuglue
 from cuglue.driver.protocol import CaptureMode, CopyKind
 from cuglue.driver.sim import HazardError, SimDriver
 from cuglue.errors import CaptureError, StreamMisuse
-from cuglue.graphics import mapping
+from cuglue.graphics import users
 from cuglue.graphics.glcontext import GlContext
 from cuglue.testing import Latch, trace
 from cuglue.testing.handle_suite import new_stream, peek, poke
@@ -107,7 +107,7 @@ def test_all_streams_are_ordered_after_the_map_where_a_reader_may_name_none(
 
 
 def test_nobody_else_loaded_costs_nothing(driver: SimDriver, context: GlContext) -> None:
-    assert not mapping.unannounced_readers()
+    assert not users.unannounced_readers()
     with registered_texture(driver) as subject, trace(only=WAITS) as calls, subject.handle.map() as m:
         assert calls == []
         assert m.cai_stream() is None

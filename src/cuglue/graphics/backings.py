@@ -30,6 +30,7 @@ from .diagnose import explain
 from .fences import Writes
 from .glcurrent import ThreadRef
 from .image_copy import CopyPath
+from .inplace import ImageObjects
 from .registration import GlRegistration
 
 T = TypeVar("T")
@@ -37,10 +38,16 @@ log = logging.getLogger(__name__)
 
 
 class Part(NamedTuple):
-    """Which piece of an object is mapped. A buffer has only ``Part(0, 0)``."""
+    """Which piece of an object is mapped, and whether in place. A buffer has only ``Part()``."""
 
     level: int = 0
     layer: int = 0
+    in_place: bool = False
+
+    @property
+    def twin(self) -> Part:
+        """The same piece, mapped the other way."""
+        return self._replace(in_place=not self.in_place)
 
 
 class Share:
@@ -130,7 +137,11 @@ class Backing(ABC):
 
     def check(self, part: Part) -> None:
         """Check that the part is there and the object still as it was registered. Asks no device."""
-        if part != (0, 0):
+        if part.in_place:
+            raise UsageError(
+                f"{self}", got="in_place=True", expected="an image: other memory is in place anyway"
+            )
+        if part != Part():
             raise UsageError(
                 f"{self}", got=f"level {part.level}, layer {part.layer}", expected="level 0, layer 0"
             )
@@ -172,6 +183,13 @@ class OpaqueBacking(Backing):
     @abstractmethod
     def refresh(self, share: Share, stream: Stream) -> None:
         """Copy the contents in again, after everything known to use the copy."""
+
+    #: Whether surface objects may be made of the object.
+    surfaces: bool
+
+    @abstractmethod
+    def objects(self, share: Share) -> ImageObjects:
+        """The surface and texture objects of a part that is open."""
 
     @abstractmethod
     def publish(self, share: Share, stream: Stream) -> None:

@@ -108,6 +108,7 @@ class CudaHandle(HandleMakers, Owned):
         layer: int = 0,
         readonly: bool = False,
         alias: bool = False,
+        in_place: bool = False,
         timeout: float | None = None,
         join: bool = True,
     ) -> CudaMap:
@@ -122,6 +123,8 @@ class CudaHandle(HandleMakers, Owned):
             level: mipmap level of a texture.
             layer: array layer, cube map face or slice of a 3D texture.
             readonly: exports say that the memory may not be written; there is no CUDA array interface then.
+            in_place: no copy of an image: kernels work on it through ``m.surface()`` and ``m.texture()``, and there is
+                no array.
             alias: share the memory with a live writer instead of refusing; its unpublished bytes are overwritten.
             timeout: seconds to wait on the host for a write that was recorded (:meth:`record_write`); None: it is
                 waited for on the GPU only.
@@ -138,7 +141,7 @@ class CudaHandle(HandleMakers, Owned):
             TimeoutError: a recorded write was not done in time; nothing was queued.
             ClosedError, CaptureError, StreamMisuse, UsageError, DriverError: as they say; nothing is mapped.
         """
-        return self._map(stream, Part(level, layer), False, True, readonly, alias, timeout, join)
+        return self._map(stream, Part(level, layer, in_place), False, True, readonly, alias, timeout, join)
 
     def map_mut(
         self,
@@ -148,18 +151,21 @@ class CudaHandle(HandleMakers, Owned):
         layer: int = 0,
         overwrite: bool = False,
         alias: bool = False,
+        in_place: bool = False,
         timeout: float | None = None,
         join: bool = True,
     ) -> CudaMap:
         """Map the object for writing; leaving the map publishes what was written.
 
         Args:
-            stream, level, layer, alias, timeout, join: as for :meth:`map`.
+            stream, level, layer, alias, in_place, timeout, join: as for :meth:`map`.
             overwrite: every byte will be written, so an image is not copied in; unwritten bytes are undefined.
 
         Ordering: only enqueues; so does leaving. Ownership, Raises: as for :meth:`map`.
         """
-        return self._map(stream, Part(level, layer), True, not overwrite, False, alias, timeout, join)
+        return self._map(
+            stream, Part(level, layer, in_place), True, not overwrite, False, alias, timeout, join
+        )
 
     def try_map(self, stream: Any = None, **options: Any) -> CudaMap | None:
         """:meth:`map`, or None where it raises MapUnavailableError. Ordering: as there."""

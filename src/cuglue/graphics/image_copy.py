@@ -19,6 +19,7 @@ import numpy as np
 from ..core.device import DeviceState
 from ..core.stream import Stream
 from ..driver.protocol import Access, ArrayInfo, Span, SurfaceArg
+from .inplace import ImageObjects
 
 #: Images below this many bytes take the driver's copy, whose call costs less than a launch.
 SMALL_BYTES = 256 << 10
@@ -166,7 +167,7 @@ class ImageCopier:
         unit = choose_unit(row_bytes, linear)
         units = row_bytes // unit
         grid = (-(-units // BLOCK[0]), -(-rows // BLOCK[1]), 1)
-        surface = image.surface()
+        surface = image.objects.surface()
         values = (surface, linear, np.int32(units), np.int32(rows), np.int32(image.slice))
         span = Span(linear, row_bytes * rows, on_linear, (rows, row_bytes), "|u1", (row_bytes, 1))
         kernel = self._kernel(direction, 3 if image.info.depth else 2, unit)
@@ -182,7 +183,7 @@ class ImageCopier:
 
 
 class Image:
-    """An opaque array while it may be copied: its geometry, the way it is copied, its surface object if one was needed.
+    """An opaque array while it may be used: its geometry, the way it is copied, the objects made of it.
 
     Args:
         state: the device.
@@ -192,15 +193,14 @@ class Image:
         surfaces: whether the driver lets surfaces be made of the array.
     """
 
-    __slots__ = ("_state", "_surface", "array", "info", "path", "row_bytes", "rows", "slice")
+    __slots__ = ("array", "info", "objects", "path", "row_bytes", "rows", "slice")
 
     def __init__(
         self, state: DeviceState, array: int, info: ArrayInfo, *, slice_: int = 0, surfaces: bool = True
     ) -> None:
-        self._state = state
-        self._surface = 0
         self.array = array
         self.info = info
+        self.objects = ImageObjects(state.driver, state.device, array)
         self.slice = slice_
         self.row_bytes = info.width * info.texel_bytes
         self.rows = max(info.height, 1)
@@ -210,19 +210,6 @@ class Image:
     def nbytes(self) -> int:
         """Bytes of the image, rows tight; of one slice if it is 3-D."""
         return self.row_bytes * self.rows
-
-    def surface(self) -> int:
-        """The surface object; made at first use."""
-        if not self._surface:
-            self._surface = self._state.driver.surface_create(self.array, self._state.device)
-        return self._surface
-
-    def retire(self, stream: Stream) -> None:
-        """Let the surface object go once what is queued on ``stream`` so far is done. Only appends to a queue."""
-        surface, self._surface = self._surface, 0
-        if surface:
-            destroy = self._state.driver.surface_destroy
-            self._state.retire.push(((stream, stream.seq),), lambda: destroy(surface))
 
 
 def image_copier(state: DeviceState) -> ImageCopier:

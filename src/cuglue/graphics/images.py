@@ -14,59 +14,31 @@ from ..core.device import DeviceState
 from ..core.stream import Stream
 from ..driver.protocol import Access, ArrayInfo
 from ..errors import (
-    MapUnavailableError,
     NotAllocatedError,
-    OutOfMemory,
     StaleHandleError,
     UnsupportedError,
     UsageError,
-    UseAfterFree,
 )
 from ..formats import Format, PlaneView
 from ..layout import Layout
-from ..lifecycle import BlockState
-from ..memory.block import DeviceBlock
 from ..memory.resource import DeviceMemoryResource
 from .backings import GlBacking, OpaqueBacking, Part, Share
 from .globjects import ImageInfo
 from .image_copy import Image, choose_path, image_copier
+from .inplace import ImageObjects
+from .linear import Linear, LinearStore
 from .planes import texel_of
 from .registration import GlRegistration
 
-TAG = "image copy"
 TEXTURE_3D = 0x806F  # its slices lie in one array
 
 
-class Linear:
-    """A linear buffer: device memory that lives as long as anybody refers to this object.
-
-    The last reference may go on any thread: the retire queue gives the memory back, after everything known to use it.
-    """
-
-    __slots__ = ("__weakref__", "_memory", "block")
-
-    def __init__(self, memory: DeviceMemoryResource, block: DeviceBlock) -> None:
-        self._memory = memory
-        self.block = block
-
-    def __del__(self) -> None:
-        block, memory = self.block, self._memory
-        block.stream.state.retire.forget(lambda: _free(memory, block))
-
-
-def _free(memory: DeviceMemoryResource, block: DeviceBlock) -> None:
-    try:
-        memory.deallocate(block)
-    except UseAfterFree:
-        pass  # the resource was closed first, and freed everything
-
-
 class Copied:
-    """What a share of an image keeps: the linear buffer, and the array while the image is open."""
+    """What a share of an image keeps: the linear buffer (none in place), and the array while the image is open."""
 
     __slots__ = ("image", "linear")
 
-    def __init__(self, linear: Linear, image: Image) -> None:
+    def __init__(self, linear: Linear | None, image: Image) -> None:
         self.linear = linear
         self.image: Image | None = image
 
@@ -94,9 +66,8 @@ class ImageBacking(OpaqueBacking):
         self.state = state
         self.layout = layout
         self.size = layout.nbytes
-        self._memory = memory
-        self._surfaces = surfaces
-        self._spare: Linear | None = None
+        self._store = LinearStore(memory)
+        self.surfaces = surfaces
         self._copier = image_copier(state)
         self.copy_path = choose_path(self.size, surfaces=surfaces, depth=depth)
 
@@ -120,12 +91,14 @@ class ImageBacking(OpaqueBacking):
     # --- the life-cycle -------------------------------------------------------------------------------------------
     def open(self, part: Part, stream: Stream, load: bool) -> Share:
         """Inherited."""
-        self.acquire(stream)
+        uses = self.acquire(stream)
         image = linear = None
         try:
             array, info, slice_, layout = self.array(part)
-            image = Image(self.state, array, info, slice_=slice_, surfaces=self._surfaces)
-            linear = self._take(image.nbytes, stream)
+            image = Image(self.state, array, info, slice_=slice_, surfaces=self.surfaces)
+            if part.in_place:
+                return Share(part, uses, layout, rows=image.rows, keep=Copied(None, image))
+            linear = self._store.take(image.nbytes, stream, self)
             share = Share(
                 part,
                 linear.block,
@@ -139,16 +112,18 @@ class ImageBacking(OpaqueBacking):
             else:
                 share.block.prepare(stream, Access.READ_WRITE)
         except BaseException as error:
-            self._keep(linear)
+            self._store.give(linear)
             if image is not None:
-                image.retire(stream)
+                image.objects.retire(stream)
             self.release(stream, error)
             raise
         return share
 
     def refresh(self, share: Share, stream: Stream) -> None:
-        """Inherited."""
+        """Inherited. Nothing in place."""
         uses, copied = self._uses(), _copied(share)
+        if copied.linear is None:
+            return
         uses.prepare(stream, Access.READ)
         share.block.prepare(stream, Access.READ_WRITE)
         assert copied.image is not None, "refresh of a shut image"
@@ -158,8 +133,10 @@ class ImageBacking(OpaqueBacking):
         share.block.finish(stream, Access.WRITE, seq)
 
     def publish(self, share: Share, stream: Stream) -> None:
-        """Inherited."""
+        """Inherited. Nothing in place."""
         uses, copied = self._uses(), _copied(share)
+        if copied.linear is None:
+            return
         uses.prepare(stream, Access.READ_WRITE)
         share.block.prepare(stream, Access.READ_WRITE)
         assert copied.image is not None, "publish of a shut image"
@@ -171,39 +148,27 @@ class ImageBacking(OpaqueBacking):
     def shut(self, share: Share, stream: Stream) -> None:
         """Inherited. Readers of the linear copy are not waited for: the next copy into it waits for them."""
         copied = _copied(share)
+        if copied.linear is None:
+            share.block.join_uses(stream)
         self.release(stream)
         if copied.image is not None:
-            copied.image.retire(stream)
+            copied.image.objects.retire(stream)
             copied.image = None
-        self._keep(copied.linear)
+        self._store.give(copied.linear)
+
+    def objects(self, share: Share) -> ImageObjects:
+        """The surface and texture objects of a part that is open."""
+        image = _copied(share).image
+        assert image is not None, "objects of a shut image"
+        return image.objects
 
     def drop_linear(self) -> None:
         """Let the linear buffer go; exports that are alive keep it."""
-        self._spare = None
+        self._store.drop()
 
     @abstractmethod
     def _uses(self) -> Block:
         """The record that :meth:`acquire` gave."""
-
-    def _keep(self, linear: Linear | None) -> None:
-        """Hold a linear buffer ready for the next map; one is enough."""
-        if self._spare is None:
-            self._spare = linear
-
-    def _take(self, nbytes: int, stream: Stream) -> Linear:
-        """The handle's linear buffer if it is free, alive and large enough; else a new one."""
-        linear, self._spare = self._spare, None
-        if linear is not None and linear.block.state is BlockState.LIVE and linear.block.nbytes >= nbytes:
-            return linear
-        try:
-            return Linear(self._memory, self._memory.allocate(nbytes, stream, TAG))
-        except OutOfMemory as error:
-            raise MapUnavailableError(
-                f"{self}: no memory for its linear copy",
-                got=f"{nbytes} bytes asked for",
-                hint=f"Free memory, or give the handle a larger resource ({error})",
-                reason="alloc_failed",
-            ) from error
 
 
 def _copied(share: Share) -> Copied:

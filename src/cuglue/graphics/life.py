@@ -17,7 +17,8 @@ from ..driver.protocol import Access
 from ..errors import CaptureError, ClosedError, CuglueError, MapConflictError, PublishError
 from ..lifecycle import HANDLE, HandleState, step
 from .backings import Backing, OpaqueBacking, Part, Share
-from .mapping import CudaMap, unannounced_readers
+from .mapping import CudaMap
+from .users import unannounced_readers
 
 
 class Life:
@@ -72,8 +73,9 @@ class Life:
             self._leave_left_over()
             state = step(HANDLE, self._state, "map", self)
             share = self._live.get(part)
-            if share is not None and not alias and isinstance(backing, OpaqueBacking):
+            if not alias and isinstance(backing, OpaqueBacking):
                 self._refuse_conflict(share, writable)
+                self._refuse_conflict(self._live.get(part.twin), writable)
             backing.check(part)
             if share is None:
                 share = backing.open(part, stream, load)
@@ -81,33 +83,30 @@ class Life:
                 backing.refresh(share, stream)
             else:
                 share.block.prepare(stream, Access.READ_WRITE if writable else Access.READ)
-            # Nothing may fail between here and the end but what undoes the opening.
-            everybody = False
-            try:
-                if join and unannounced_readers() and stream.state.capabilities.context_events:
-                    stream.hold_context()
-                    everybody = True
-                result = CudaMap(
-                    self, share, stream, writable=writable, readonly=readonly, everybody=everybody
-                )
-            except BaseException as error:
-                if not share.maps:
-                    self._undo_open(share, stream, error)
-                raise
+            result = CudaMap(self, share, stream, writable=writable, readonly=readonly)
             share.maps += 1
             share.writers += writable
             self._live[part] = share
             self._state = state
+            if join and unannounced_readers() and stream.state.capabilities.context_events:
+                self._order_everybody(result, stream)
             return result
 
-    def _undo_open(self, share: Share, stream: Stream, error: BaseException) -> None:
+    def _order_everybody(self, m: CudaMap, stream: Stream) -> None:
+        """Order all streams of the device after the map; where that fails the map is left again."""
         try:
-            self.backing.shut(share, stream)
-        except CuglueError as second:
-            error.add_note(f"giving {self.name} back failed too: {second}")
+            stream.hold_context()
+        except BaseException as error:
+            try:
+                self.leave_here(m, stream, stream, False)
+            except CuglueError as second:
+                error.add_note(f"leaving {self.name} again failed too: {second}")
+                m.leave_later()
+            raise
+        m.everybody = True
 
-    def _refuse_conflict(self, share: Share, writable: bool) -> None:
-        if share.writers or writable:
+    def _refuse_conflict(self, share: Share | None, writable: bool) -> None:
+        if share is not None and (share.writers or writable):
             held = "write" if share.writers else "read"
             raise MapConflictError(
                 f"{self.name} is mapped for {'writing' if share.writers else 'reading'}",

@@ -1,7 +1,7 @@
 """A live map: device memory of somebody else's object, as an array, until it is left.
 
-Owns the exports of one map, the streams known to use its memory, and leaving it. Must not know what the object is
-(:mod:`backings`) nor who else has it mapped (:mod:`handle`).
+Owns what a map says of itself, and leaving it. Must not know what the object is (:mod:`backings`), who else has it
+mapped (:mod:`life`), nor how its users are told apart (:mod:`users`).
 
 Leaving waits, on the GPU, for every consumer known: streams that exports were made for, streams named by
 :meth:`CudaMap.record`, the array library's current stream, and, where a library that names no stream read the CUDA
@@ -17,28 +17,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ..core.stream import Stream, as_stream
-from ..driver.protocol import Access, Driver, MemoryType
-from ..errors import ClosedError, CuglueError
-from ..exchange.tokens import ExportLedger
-from ..exchange.view import ArrayView, Exporter
-from ..layout import Layout
+from ..errors import ClosedError, CuglueError, UnsupportedError, UsageError
+from ..exchange.view import ArrayView
 from ..lifecycle import MAP, MapState, step
-from .backings import Share
+from .backings import OpaqueBacking, Share
+from .inplace import ImageObject, ImageObjects
+from .users import MapUsers
 
 if TYPE_CHECKING:
     from ..core.block import BlockLife
     from .life import Life
 
-#: Libraries that read the CUDA array interface on streams of their own, and do not say on which.
-_UNANNOUNCED = ("torch", "numba", "jax", "warp", "pycuda")
 
-
-def unannounced_readers() -> bool:
-    """Whether a library is loaded that may read the CUDA array interface on a stream that nobody names."""
-    return any(name in sys.modules for name in _UNANNOUNCED)
-
-
-class CudaMap(Exporter):
+class CudaMap(MapUsers):
     """One map of a :class:`~cuglue.graphics.handle.CudaHandle`, as a context manager and as an array.
 
     ``cupy.asarray(m)``, ``torch.from_dlpack(m)``, ``numpy.asarray(m)`` (simulated device) and the shortcuts
@@ -52,26 +43,9 @@ class CudaMap(Exporter):
     that goes away (buffers) they must be dropped before the map is left.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_cai_read",
-        "_consumers",
-        "_everybody",
-        "_hidden",
-        "_ledger",
-        "_life",
-        "_pid",
-        "_state",
-        "published",
-        "readonly",
-        "share",
-        "stream",
-        "writable",
-    )
+    __slots__ = ("__weakref__", "_hidden", "_life", "_pid", "_state", "published", "writable")
 
-    def __init__(
-        self, life: Life, share: Share, stream: Stream, *, writable: bool, readonly: bool, everybody: bool
-    ) -> None:
+    def __init__(self, life: Life, share: Share, stream: Stream, *, writable: bool, readonly: bool) -> None:
         """Made by a handle's ``map()`` and ``map_mut()``.
 
         Args:
@@ -80,20 +54,13 @@ class CudaMap(Exporter):
             stream: the stream that the map is ordered on.
             writable: leaving publishes.
             readonly: exports say that the memory may not be written.
-            everybody: every stream of the device is ordered after the map already.
         """
+        super().__init__(share, stream, readonly=readonly)
         self._life = life
-        self.share = share
         self._state = MapState.LIVE
         self._pid = os.getpid()
         self._hidden = False  # out of the caller's reach: nobody could have left it
-        self._consumers: dict[Stream, None] = {stream: None}  # a set that keeps its order
-        self._everybody = everybody
-        self._cai_read = False
-        self._ledger: ExportLedger | None = None  # made by the first export
-        self.stream = stream
         self.writable = writable
-        self.readonly = readonly
         self.published = False
 
     # --- what it is -----------------------------------------------------------------------------------------------
@@ -104,13 +71,8 @@ class CudaMap(Exporter):
 
     @property
     def device_ptr(self) -> int:
-        """Device address of the first byte; 0 after the map was left."""
-        return 0 if self.released else self.share.block.ptr
-
-    @property
-    def layout(self) -> Layout:
-        """Shape, strides in bytes and element type: tight rows, row 0 is OpenGL's bottom row."""
-        return self.share.layout
+        """Device address of the first byte; 0 in place, and after the map was left."""
+        return 0 if self.released else self.share.block.ptr  # in place the block is no memory, and says 0
 
     @property
     def size(self) -> int:
@@ -134,9 +96,14 @@ class CudaMap(Exporter):
         return self.share.layout.nbytes // self.share.rows
 
     @property
+    def in_place(self) -> bool:
+        """Whether kernels work on the image itself (:meth:`surface`, :meth:`texture`), and there is no linear copy."""
+        return self.share.part.in_place
+
+    @property
     def block(self) -> BlockLife:
-        """The memory with everything known to use it, for code that orders its own work."""
-        self.check_exportable()
+        """The memory with everything known to use it, for code that orders its own work; in place, the image."""
+        self.check_live()
         return self.share.block
 
     @property
@@ -154,36 +121,55 @@ class CudaMap(Exporter):
         )
         return f"CudaMap({self._life.name}, {what}{', writable' if self.writable else ''})"
 
-    # --- as the owner of exported memory ----------------------------------------------------------------------------
-    @property
-    def export_owner(self) -> Self:
-        """The map answers for its exports itself."""
-        return self
+    # --- in place -------------------------------------------------------------------------------------------------
+    def surface(self) -> ImageObject:
+        """The image as a ``cudaSurfaceObject_t``: kernels read it, and write it if the map is writable.
 
-    @property
-    def driver(self) -> Driver:
-        """The driver that the memory belongs to."""
-        return self.stream.driver
+        Ordering: queues nothing. Ownership: ends with the map.
 
-    @property
-    def device(self) -> int:
-        """Ordinal of the memory's device."""
-        return self.stream.device
+        Raises:
+            UsageError: the map is not in place.
+            UnsupportedError: this driver makes no surfaces of the image.
+        """
+        objects = self._objects("surface()")
+        return ImageObject(self, "surface", objects.surface())
 
-    @property
-    def memory_type(self) -> MemoryType:
-        """Where the memory lies, as DLPack says it: on the host for the simulated device."""
-        return self.stream.state.capabilities.device_type
+    def texture(self, *, normalized: bool = False, linear: bool = False) -> ImageObject:
+        """The image as a ``cudaTextureObject_t``, for reading.
 
-    @property
-    def ledger(self) -> ExportLedger:
-        """The live exports of this map."""
-        if self._ledger is None:
-            self._ledger = ExportLedger()
-            self.share.note_reader(self)
-        return self._ledger
+        Args:
+            normalized: integers are read as floats of 0 to 1 (-1 to 1).
+            linear: reads between texels are interpolated.
 
+        Ordering, Ownership, Raises: as :meth:`surface`.
+        """
+        objects = self._objects("texture()")
+        return ImageObject(self, "texture", objects.texture(normalized=normalized, linear=linear))
+
+    def _objects(self, what: str) -> ImageObjects:
+        self.check_live()
+        backing = self._life.backing
+        if not self.in_place or not isinstance(backing, OpaqueBacking):
+            raise UsageError(
+                f"{self!r}", got=what, expected="a map of an image in place", hint="Map it with in_place=True"
+            )
+        if not backing.surfaces:
+            raise UnsupportedError(f"{self!r}: {what}", reason="surfaces", hint="Use the linear copy")
+        return backing.objects(self.share)
+
+    # --- whether it may be used -----------------------------------------------------------------------------------
     def check_exportable(self) -> None:
+        """Raise ClosedError if the map was left, UsageError if it is in place: then there is no memory to export."""
+        self.check_live()
+        if self.in_place:
+            raise UsageError(
+                f"{self!r} is mapped in place",
+                got="a use of its memory",
+                expected="m.surface() or m.texture()",
+                hint="Map without in_place=True for an array",
+            )
+
+    def check_live(self) -> None:
         """Raise ClosedError if the map was left."""
         if self.released:
             raise ClosedError(
@@ -193,93 +179,9 @@ class CudaMap(Exporter):
                 hint="Use it inside its with statement",
             )
 
-    def order_consumer(self, stream: Stream) -> None:
-        """Order later work of ``stream`` after all pending work on the memory, also what others queued uncounted.
-
-        Ordering: only enqueues; nothing where ``stream`` is the map's own and no other stream was named.
-        """
-        self.share.block.prepare(stream, self._access)
-        for other in self._consumers:
-            stream.join(other)
-
-    def note_consumer(self, stream: Stream) -> None:
-        """``stream`` uses the memory from now on: leaving waits for it.
-
-        Ordering: queues nothing now.
-        """
-        self.share.block.finish(stream, self._access)
-        self._consumers[stream] = None
-
-    def order_host(self) -> None:
-        """Block the host until all pending work on the memory is done."""
-        for stream in (*(s for s, q in self.share.block.uses() if s.completed < q), *self._consumers):
-            stream.synchronize()
-
-    def cai_stream(self) -> int | None:
-        """None where the reader is in order already: all streams are, or the map's is the current one."""
-        if self._everybody or as_stream(None, device=self.device, driver=self.driver) is self.stream:
-            return None
-        return self.stream.handle or 1
-
-    @property
-    def consumers(self) -> tuple[Stream, ...]:
-        """Streams that the memory may be used on without telling: the map's own, and those exports were made for."""
-        return tuple(self._consumers)
-
-    @property
-    def cai_read(self) -> bool:
-        """Whether somebody may use the memory on streams that nobody named."""
-        return self._cai_read
-
-    def note_cai_reader(self) -> None:
-        """The CUDA array interface was read; only sets a mark."""
-        if not self._cai_read:
-            self._cai_read = True
-            self.share.note_reader(self)
-
-    @property
-    def _access(self) -> Access:
-        return Access.READ if self.readonly else Access.READ_WRITE
-
-    # --- other users of the memory ----------------------------------------------------------------------------------
-    def record(self, stream: Any = None) -> None:
-        """Work on ``stream`` uses the memory: leaving, and the next map of the same memory, wait for it.
-
-        Args:
-            stream: anything :func:`~cuglue.as_stream` takes. Named before or after the work is queued, either is right.
-
-        Ordering: queues nothing now; the wait is queued by whatever ends the memory.
-
-        Raises:
-            ClosedError: the map was left.
-            StreamMisuse: no stream, or one of another device.
-        """
-        self.check_exportable()
-        user = as_stream(stream, device=self.device, driver=self.driver)
-        self.share.block.finish(user, Access.READ)
-        self._consumers[user] = None
-
-    def note_uses(self, stream: Stream, current: Stream) -> None:
-        """Make every consumer known a use of the memory, with all it queued so far. Called on leaving.
-
-        Args:
-            stream: the stream that the map is left on.
-            current: the array library's current stream of the leaving thread.
-
-        Ordering: queues nothing, unless the CUDA array interface was read by nobody knows whom: then ``stream`` waits
-            for every stream of the device.
-        """
-        block = self.share.block
-        for user in {**self._consumers, current: None}:
-            # As reads, which are kept per stream: a write would stand for the uses before it, unordered as they are.
-            block.finish(user, Access.READ)
-        if self._cai_read and unannounced_readers():
-            stream.join_context()
-            block.finish(stream, Access.READ)
-
     # --- leaving ----------------------------------------------------------------------------------------------------
     def __enter__(self) -> Self:
-        self.check_exportable()
+        self.check_live()
         return self
 
     def __exit__(

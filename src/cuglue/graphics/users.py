@@ -1,0 +1,173 @@
+"""Who uses the memory of a map: arrays made from it, streams that were named, and readers that nobody named.
+
+Owns the exports of one map and the streams known to use its memory, as :class:`~cuglue.exchange.owner.ExportOwner`
+wants it. Must not know what the memory is, nor how a map is left.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Self
+
+from ..core.stream import Stream, as_stream
+from ..driver.protocol import Access, Driver, MemoryType
+from ..exchange.tokens import ExportLedger
+from ..exchange.view import Exporter
+from ..layout import Layout
+from .backings import Share
+
+#: Libraries that read the CUDA array interface on streams of their own, and do not say on which.
+_UNANNOUNCED = ("torch", "numba", "jax", "warp", "pycuda")
+
+
+def unannounced_readers() -> bool:
+    """Whether a library is loaded that may read the CUDA array interface on a stream that nobody names."""
+    return any(name in sys.modules for name in _UNANNOUNCED)
+
+
+class MapUsers(Exporter):
+    """The users of one map's memory; see :class:`~cuglue.graphics.mapping.CudaMap`.
+
+    Attributes:
+        share: the memory, shared by all maps of the same part.
+        stream: the stream the map is ordered on.
+        readonly: exports say that the memory may not be written.
+        everybody: True where every stream of the device is ordered after the map already.
+    """
+
+    __slots__ = ("_cai_read", "_consumers", "_ledger", "everybody", "readonly", "share", "stream")
+
+    def __init__(self, share: Share, stream: Stream, *, readonly: bool) -> None:
+        self.share = share
+        self.stream = stream
+        self.readonly = readonly
+        self.everybody = False
+        self._consumers: dict[Stream, None] = {stream: None}  # a set that keeps its order
+        self._cai_read = False
+        self._ledger: ExportLedger | None = None  # made by the first export
+
+    @property
+    def layout(self) -> Layout:
+        """Shape, strides in bytes and element type: tight rows, row 0 is OpenGL's bottom row."""
+        return self.share.layout
+
+    def check_live(self) -> None:
+        """Raise ClosedError if the map was left."""
+        raise NotImplementedError
+
+    def check_exportable(self) -> None:
+        """Raise if there is no memory to export."""
+        raise NotImplementedError
+
+    # --- as the owner of exported memory ----------------------------------------------------------------------------
+    @property
+    def export_owner(self) -> Self:
+        """The map answers for its exports itself."""
+        return self
+
+    @property
+    def driver(self) -> Driver:
+        """The driver that the memory belongs to."""
+        return self.stream.driver
+
+    @property
+    def device(self) -> int:
+        """Ordinal of the memory's device."""
+        return self.stream.device
+
+    @property
+    def memory_type(self) -> MemoryType:
+        """Where the memory lies, as DLPack says it: on the host for the simulated device."""
+        return self.stream.state.capabilities.device_type
+
+    @property
+    def ledger(self) -> ExportLedger:
+        """The live exports of this map."""
+        if self._ledger is None:
+            self._ledger = ExportLedger()
+            self.share.note_reader(self)
+        return self._ledger
+
+    def order_consumer(self, stream: Stream) -> None:
+        """Order later work of ``stream`` after all pending work on the memory, also what others queued uncounted.
+
+        Ordering: only enqueues; nothing where ``stream`` is the map's own and no other stream was named.
+        """
+        self.share.block.prepare(stream, self._access)
+        for other in self._consumers:
+            stream.join(other)
+
+    def note_consumer(self, stream: Stream) -> None:
+        """``stream`` uses the memory from now on: leaving waits for it.
+
+        Ordering: queues nothing now.
+        """
+        self.share.block.finish(stream, self._access)
+        self._consumers[stream] = None
+
+    def order_host(self) -> None:
+        """Block the host until all pending work on the memory is done."""
+        for stream in (*(s for s, q in self.share.block.uses() if s.completed < q), *self._consumers):
+            stream.synchronize()
+
+    def cai_stream(self) -> int | None:
+        """None where the reader is in order already: all streams are, or the map's is the current one."""
+        if self.everybody or as_stream(None, device=self.device, driver=self.driver) is self.stream:
+            return None
+        return self.stream.handle or 1
+
+    @property
+    def consumers(self) -> tuple[Stream, ...]:
+        """Streams that the memory may be used on without telling: the map's own, and those exports were made for."""
+        return tuple(self._consumers)
+
+    @property
+    def cai_read(self) -> bool:
+        """Whether somebody may use the memory on streams that nobody named."""
+        return self._cai_read
+
+    def note_cai_reader(self) -> None:
+        """The CUDA array interface was read; only sets a mark."""
+        if not self._cai_read:
+            self._cai_read = True
+            self.share.note_reader(self)
+
+    @property
+    def _access(self) -> Access:
+        return Access.READ if self.readonly else Access.READ_WRITE
+
+    # --- other users of the memory ----------------------------------------------------------------------------------
+    def record(self, stream: Any = None) -> None:
+        """Work on ``stream`` uses the memory: leaving, and the next map of the same memory, wait for it.
+
+        Args:
+            stream: anything :func:`~cuglue.as_stream` takes. Named before or after the work is queued, either is right.
+
+        Ordering: queues nothing now; the wait is queued by whatever ends the memory.
+
+        Raises:
+            ClosedError: the map was left.
+            StreamMisuse: no stream, or one of another device.
+        """
+        self.check_live()
+        user = as_stream(stream, device=self.device, driver=self.driver)
+        self.share.block.finish(user, Access.READ)
+        self._consumers[user] = None
+
+    def note_uses(self, stream: Stream, current: Stream) -> None:
+        """Make every consumer known a use of the memory, with all it queued so far. Called on leaving.
+
+        Args:
+            stream: the stream that the map is left on.
+            current: the array library's current stream of the leaving thread.
+
+        Ordering: queues nothing, unless the CUDA array interface was read by nobody knows whom: then ``stream`` waits
+            for every stream of the device.
+        """
+        block = self.share.block
+        for user in {**self._consumers, current: None}:
+            # As reads, which are kept per stream: a write would stand for the uses before it, unordered as they are.
+            block.finish(user, Access.READ)
+        if self._cai_read and unannounced_readers():
+            stream.join_context()
+            block.finish(stream, Access.READ)
