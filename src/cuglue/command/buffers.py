@@ -1,82 +1,28 @@
 """Buffers: memory of a runtime, and how a piece of it is named for a copy.
 
-Owns :class:`Buffer` (a handle: it may be unbound, and several may name parts of one allocation), the memory behind it,
-which goes back in stream order when nobody refers to it, and :class:`CopyDescriptor`. Must not know how copies are
-made or work is queued.
+Owns :class:`Buffer` (a handle: it may be unbound, and several may name parts of one allocation) and
+:class:`CopyDescriptor`. Must not know how memory is freed, copies made or work queued.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..core.block import Block, BlockLife
+from ..core.block import BlockLife
 from ..core.stream import Stream
 from ..errors import ArgumentError, ClosedError, LayoutError, StorageHandleNotFound
-from ..exchange.owner import BlockOwner
 from ..exchange.view import ArrayView
 from ..layout import Layout, pitched
 from ..lifecycle import BlockState
 from .operands import Operand, Place, partners_of
+from .storage import Storage
 from .taint import clear
 
 _LIVE = BlockState.LIVE
-
-Release = Callable[[Any], None]
-
-
-class Storage(BlockOwner):
-    """Memory of a runtime. Dropped by its last holder (a Buffer, an array made from one, a graph), it is freed on its
-    home stream after everything known to use it.
-    """
-
-    __slots__ = ("_release",)
-
-    def __init__(self, block: BlockLife, release: Release | None) -> None:
-        super().__init__(block)
-        self._release = release  # None: nothing to free
-
-    @property
-    def exported(self) -> bool:
-        """Whether anybody but commands may use the memory."""
-        return bool(self._consumers) or self._cai_read
-
-    def __del__(self) -> None:
-        if self._release is not None:
-            give_back = _GiveBack(self.block, self.consumers, self._release)
-            self.block.stream.state.retire.forget(give_back)  # in a finaliser: nothing but this
-
-
-class _GiveBack:
-    """What freeing takes; run by the retire queue."""
-
-    __slots__ = ("_block", "_consumers", "_release")
-
-    def __init__(self, block: BlockLife, consumers: tuple[Stream, ...], release: Release) -> None:
-        self._block = block
-        self._consumers = consumers
-        self._release = release
-
-    def __call__(self) -> None:
-        block = self._block
-        if block.state is not BlockState.LIVE:
-            return  # the resource was closed meanwhile
-        home = block.stream
-        uses = [*block.uses(), *((stream, stream.submit()) for stream in self._consumers)]
-        if home.capturing or any(stream.capturing for stream, _ in uses):
-            home.state.retire.push(
-                uses, self._free, nbytes=block.size
-            )  # nothing from outside may reach a capture
-            return
-        for stream, seq in uses:
-            home.wait_for(stream, seq)
-        self._free()
-
-    def _free(self) -> None:
-        self._release(self._block)
 
 
 class _Cell:
@@ -272,11 +218,6 @@ class Buffer:
         storage = self._cell.storage
         where = "unbound" if storage is None else f"ptr={storage.block.ptr + self.offset:#x}"
         return f"Buffer({where}, nbytes={self.nbytes}, device={self._place.device})"
-
-
-def unallocated(stream: Stream) -> Storage:
-    """The memory of an empty buffer: none."""
-    return Storage(Block(0, 0, stream, stream.submit()), None)
 
 
 def bind_storage(reserved: Buffer, new: Buffer) -> None:

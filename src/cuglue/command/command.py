@@ -214,6 +214,8 @@ class Command:
             descriptor: what is read.
             buffer: a writable C-contiguous buffer of the same size.
             stream: where to queue the copy; None: the command's stream.
+
+        Ordering: only enqueues; the bytes are there after a sync.
         """
         lane = self._lane()
         copies.write_to_cpu(lane if stream is None else self._streams.lane(stream), descriptor, buffer)

@@ -16,10 +16,11 @@ from ..driver.protocol import Access
 from ..errors import BufferTooBig, DevicePoisoned, ResourceError, SeveralErrors, UsageError
 from ..lifecycle import CaptureState
 from ..memory.resource import DeviceMemoryResource
-from .buffers import Buffer, Storage, unallocated
+from .buffers import Buffer
 from .hostmem import HostBuffer, HostPool
 from .operands import Declared, Place, operand_of
 from .staging import DropQueue
+from .storage import Storage, unallocated
 from .uses import Uses
 from .window import Primed, Window
 

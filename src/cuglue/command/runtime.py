@@ -202,6 +202,8 @@ class Runtime(Owned):
 
         Args:
             stream: anything :func:`~cuglue.as_stream` takes, but no default stream: those cannot capture.
+
+        Ordering: queues nothing; its ``with`` blocks the host until host bytes of earlier work are let go.
         """
         self._check_open()
         return Capture(self._lanes, self._lanes.lane(stream))
@@ -211,6 +213,8 @@ class Runtime(Owned):
 
         Args:
             stream: anything :func:`~cuglue.as_stream` takes.
+
+        Ordering: only enqueues; asking for the time blocks the host.
         """
         self._check_open()
         return Profile(self._lanes.lane(stream))

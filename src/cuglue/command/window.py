@@ -14,7 +14,8 @@ from ..core.stream import Stream
 from ..driver.protocol import Access
 from ..errors import CaptureError
 from ..exchange.owner import BlockOwner
-from .buffers import Buffer, Storage
+from .buffers import Buffer
+from .storage import Storage
 from .taint import Range, ranges
 from .uses import Uses
 

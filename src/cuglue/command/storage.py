@@ -1,0 +1,72 @@
+"""Memory of a runtime: freed in stream order when the last one that refers to it lets go.
+
+Owns :class:`Storage` and what giving its memory back takes. Must not know buffers, or where memory comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..core.block import Block, BlockLife
+from ..core.stream import Stream
+from ..exchange.owner import BlockOwner
+from ..lifecycle import BlockState
+
+Release = Callable[[Any], None]
+
+
+class Storage(BlockOwner):
+    """Memory of a runtime. Dropped by its last holder (a Buffer, an array made from one, a graph), it is freed on its
+    home stream after everything known to use it.
+    """
+
+    __slots__ = ("_release",)
+
+    def __init__(self, block: BlockLife, release: Release | None) -> None:
+        super().__init__(block)
+        self._release = release  # None: nothing to free
+
+    @property
+    def exported(self) -> bool:
+        """Whether anybody but commands may use the memory."""
+        return bool(self._consumers) or self._cai_read
+
+    def __del__(self) -> None:
+        if self._release is not None:
+            give_back = _GiveBack(self.block, self.consumers, self._release)
+            self.block.stream.state.retire.forget(give_back)  # in a finaliser: nothing but this
+
+
+class _GiveBack:
+    """What freeing takes; run by the retire queue."""
+
+    __slots__ = ("_block", "_consumers", "_release")
+
+    def __init__(self, block: BlockLife, consumers: tuple[Stream, ...], release: Release) -> None:
+        self._block = block
+        self._consumers = consumers
+        self._release = release
+
+    def __call__(self) -> None:
+        block = self._block
+        if block.state is not BlockState.LIVE:
+            return  # the resource was closed meanwhile
+        home = block.stream
+        uses = [*block.uses(), *((stream, stream.submit()) for stream in self._consumers)]
+        if home.capturing or any(stream.capturing for stream, _ in uses):
+            home.state.retire.push(
+                uses, self._free, nbytes=block.size
+            )  # nothing from outside may reach a capture
+            return
+        for stream, seq in uses:
+            home.wait_for(stream, seq)
+        self._free()
+
+    def _free(self) -> None:
+        self._release(self._block)
+
+
+def unallocated(stream: Stream) -> Storage:
+    """The memory of an empty buffer: none."""
+    return Storage(Block(0, 0, stream, stream.submit()), None)
