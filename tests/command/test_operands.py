@@ -51,6 +51,24 @@ def texture(driver: Any) -> Iterator[Any]:
 
 
 @pytest.mark.gl
+def test_a_map_of_a_buffer_is_bytes_that_any_pointer_may_take(rt: Runtime) -> None:
+    from cuglue.graphics.glcontext import headless
+
+    with headless():
+        from OpenGL import GL
+
+        name = int(GL.glGenBuffers(1))
+        GL.glBindBuffer(GL.GL_ARRAY_BUFFER, name)
+        GL.glBufferData(GL.GL_ARRAY_BUFFER, 4 * N, np.arange(N, dtype="i4"), GL.GL_DYNAMIC_DRAW)
+        with cuglue.register_buffer(name) as handle:
+            with handle.map_mut() as m:
+                rt.launch(INCREMENT, 1, N, InOut(m), N, 1)
+            with handle.map() as m:
+                np.testing.assert_array_equal(m.numpy().view("i4"), np.arange(N) + 1)
+        GL.glDeleteBuffers(1, [name])
+
+
+@pytest.mark.gl
 def test_a_kernel_on_a_mapped_texture(rt: Runtime, texture: Any) -> None:
     handle, pixels = texture
     with handle.map_mut() as m:

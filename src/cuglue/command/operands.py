@@ -201,7 +201,7 @@ def _exporter(array: Any, place: Place) -> Operand:
         array.device_ptr,
         layout.nbytes,
         layout.shape,
-        layout.dtype,
+        None if getattr(array, "untyped", False) else layout.dtype,
         None if layout.is_c_contiguous else layout.strides,
         owner.block,
         partners_of(owner, place),
