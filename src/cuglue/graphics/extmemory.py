@@ -166,8 +166,11 @@ class ExternalMemory(Owned):
                 self._give_back()
 
     def _forgotten(self) -> None:
-        if not self._users:
-            self.state.retire.forget(self._give_back)
+        self.state.retire.forget(self._give_back)
+
+    def __del__(self) -> None:
+        if not self._users:  # else its handles answer for it
+            super().__del__()
 
     def __repr__(self) -> str:
         return f"ExternalMemory(kind={self.kind!r}, size={self.size}, device={self.device})"

@@ -11,12 +11,18 @@ from typing import Self
 from ..core.device import device_state
 from ..driver.protocol import Driver
 from ..driver.registry import current_driver
-from ..errors import CuglueError, LayoutError, UnsupportedError
+from ..errors import CuglueError, LayoutError, UnsupportedError, UsageError
+from ..formats import Format
+from ..memory.resource import DeviceMemoryResource
+from .arrays import ArrayImage, shown_by
 from .buffers import ForeignBuffer
+from .defaults import default_memory
+from .extimage import ExternalImage
 from .extmemory import ExternalBuffer, ExternalMemory, check_external
 from .fences import Fence, Writes, check_fence
 from .glops import CudaGlOps
 from .life import Life
+from .planes import carried
 
 
 class HandleMakers:
@@ -83,3 +89,94 @@ class HandleMakers:
         range_ = whole.check_range(offset, size)
         check_fence(fence, whole.device)
         return cls(Life(ExternalBuffer(whole, *range_, Writes(fence))))
+
+    @classmethod
+    def from_array(
+        cls,
+        array: int,
+        *,
+        texels: int,
+        rows: int,
+        bytes_per_texel: int,
+        fence: Fence | None = None,
+        format: str | Format | None = None,
+        width: int | None = None,
+        height: int | None = None,
+        memory: DeviceMemoryResource | None = None,
+        device: int = 0,
+        driver: Driver | None = None,
+    ) -> Self:
+        """A handle of a 2-D CUDA array that somebody else made (``cudaArray_t``).
+
+        Args:
+            array: stays the caller's, and has to outlive the handle.
+            texels, rows, bytes_per_texel: checked against what the driver says of the array.
+            fence: what the owner signals after the writes that :meth:`record_write` tells of, and what publishing
+                signals (:attr:`handed_back`). None: publishing blocks the host until the array holds it.
+            format, width, height: the image that the texels carry, as for :func:`cuglue.register_texture`.
+            memory: where the linear copy comes from; None: straight from the driver.
+            device: ordinal of the CUDA device.
+            driver: None takes the current one.
+
+        Ordering: queues nothing; compiles the copies at first. Ownership: as said.
+
+        Raises:
+            LayoutError: the array is another one than described, or carries no such image.
+            UsageError, UnsupportedError, DriverError: as they say.
+        """
+        if isinstance(array, bool) or not isinstance(array, int) or array <= 0:
+            raise UsageError("CUDA array", got=repr(array), expected="a cudaArray_t: an int above 0")
+        state = device_state(driver or current_driver(), device)
+        check_fence(fence, device)
+        what = f"array of {texels} x {rows} texels"
+        info = state.driver.array_info(array)
+        shown = shown_by(
+            what,
+            info,
+            carried(what, format, width, height),
+            texels=texels,
+            rows=rows,
+            texel_bytes=bytes_per_texel,
+        )
+        backing = ArrayImage(
+            state, memory or default_memory(state), array, info, shown, Writes(fence), what=what
+        )
+        return cls(Life(backing))
+
+    @classmethod
+    def from_external_image(
+        cls,
+        image: ExternalImage,
+        *,
+        fence: Fence | None = None,
+        format: str | Format | None = None,
+        width: int | None = None,
+        height: int | None = None,
+        memory: DeviceMemoryResource | None = None,
+    ) -> Self:
+        """A handle of an image that :func:`cuglue.external.import_image` imported.
+
+        Args:
+            image: given back when the handle is closed, in this order: linear copy, array, allocation.
+            fence, format, width, height, memory: as for :meth:`from_array`.
+
+        Ordering: queues nothing; compiles the copies at first. Raises: as :meth:`from_array`.
+        """
+        if not isinstance(image, ExternalImage) or image.closed:
+            raise UsageError(
+                "external image", got=repr(image), expected="an ExternalImage that is not closed"
+            )
+        state, what = image.memory.state, repr(image)
+        check_fence(fence, state.device)
+        shown = shown_by(what, image.info, carried(what, format, width, height))
+        backing = ArrayImage(
+            state,
+            memory or default_memory(state),
+            image.array,
+            image.info,
+            shown,
+            Writes(fence),
+            give_back=image.close,
+            what=what,
+        )
+        return cls(Life(backing))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from ..driver.protocol import ArrayInfo, TexelKind
-from ..errors import LayoutError, UsageError
+from ..errors import LayoutError, UnsupportedError, UsageError
 from ..formats import (
     FORMATS,
     Format,
@@ -112,7 +112,16 @@ def array_info(what: object, format: Format, texels: int, rows: int) -> ArrayInf
 
     Raises:
         LayoutError: no extents of an image.
+        UnsupportedError: a format that arrays do not have.
     """
+    if not format.channels or format.packing is not Packing.PLAIN:
+        raise UnsupportedError(
+            f"{what} of {format}",
+            got=format.reason or f"{format.packing.value}",
+            expected="a format whose texels are pixels of 1, 2 or 4 channels",
+            hint=format.way_out or "Import the texels that carry it, and give the handle format=",
+            reason="format",
+        )
     if texels < 1 or rows < 1:
         raise LayoutError(f"{what}", got=f"{texels} x {rows} texels", expected="at least 1 x 1")
     dtype = Layout.of((), format.texel.dtype).dtype
