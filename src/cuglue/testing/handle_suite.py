@@ -194,6 +194,7 @@ class HandleSuite:
                     if subject.opaque:
                         error = raised(MapConflictError, ask)
                         assert vars(error)["held"] == held
+                        assert f"mapped for {'writing' if held == 'write' else 'reading'}" in str(error)
                     else:
                         with ask() as other:
                             assert other.device_ptr == m.device_ptr
