@@ -78,7 +78,13 @@ _WHERE = {
     "Buffer": "command.buffers",
     "CopyDescriptor": "command.buffers",
     "Command": "command.command",
+    "DeviceResource": "command.memory_calls",
+    "HostBuffer": "command.hostmem",
     "Future": "command.futures",
+    "Skipped": "command.perform",
+    "Capture": "command.capture",
+    "Graph": "command.capture",
+    "Profile": "command.profile",
 }
 #: Public module -> where it is.
 _MODULES = {"errors": "errors", "testing": "testing", "gl": "graphics.gl", "external": "graphics.external"}

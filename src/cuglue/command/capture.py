@@ -16,7 +16,8 @@ from ..core.stream import Stream
 from ..driver.protocol import CaptureMode
 from ..errors import CaptureError, ClosedError, CuglueError, DriverError
 from ..lifecycle import CAPTURE, CaptureState, Owned, step
-from .lanes import Lane, Lanes
+from .lane import Lane
+from .lanes import Lanes
 from .perform import Skipped, perform
 from .taint import Failure, claim
 from .uses import Uses

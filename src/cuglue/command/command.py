@@ -9,31 +9,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from ..core.stream import Stream
 from ..errors import ArgumentError, ClosedError, UsageError, WrongThreadError
 from . import copies
-from .buffers import Buffer, CopyDescriptor, bind_storage
+from .buffers import CopyDescriptor
 from .futures import Future
 from .hostmem import HostBuffer
 from .kernels import KernelContext
-from .lanes import Lane, ResolvedStreams
+from .lane import Lane
+from .lanes import ResolvedStreams
 from .launch import launch
-from .operands import Declared, operand_of
+from .memory_calls import MemoryCalls
+from .operands import Declared
 from .perform import Skipped
 from .taint import Failure, Journal, claim
 
 
-class DeviceResource(NamedTuple):
-    """Where a buffer lies: address and bytes. Keeps the memory alive."""
-
-    ptr: int
-    size: int
-    owner: object
-
-
-class Command:
+class Command(MemoryCalls):
     """A unit of work. Made by ``runtime.command(...)``; use it in ``with``, on one thread, once.
 
     An exception that leaves the ``with`` block leaves what was declared to be written, and was not yet, as unwritten.
@@ -119,83 +113,6 @@ class Command:
         self._lane()
         return self._streams.cursor
 
-    def resource(self, buffer: Any) -> DeviceResource:
-        """Where a buffer (or a part of one) lies, whatever stream it was made on.
-
-        Raises:
-            StorageHandleNotFound: it has no memory, or that was freed.
-            ArgumentError: (a ValueError) a buffer of another runtime.
-        """
-        operand = operand_of(buffer, self._lane().place)
-        owner = buffer.storage if isinstance(buffer, Buffer) else buffer
-        return DeviceResource(operand.ptr, operand.nbytes, owner)
-
-    # --- memory -----------------------------------------------------------------------------------------------------
-    def reserve(self, nbytes: int) -> Buffer:
-        """Allocate ``nbytes`` bytes on this stream, to be bound to a buffer or used as one.
-
-        Ordering: only enqueues; where memory is short, frees what it can and tries once more, which may block.
-
-        Raises:
-            BufferTooBig: no device of this kind could hold it; not retried.
-            CaptureError: the stream captures a graph.
-            ResourceError: there is no memory.
-        """
-        return self._lane().reserve(nbytes)
-
-    empty = reserve
-
-    def bind(self, reserved: Buffer, new: Buffer) -> None:
-        """Give the memory of ``reserved`` to ``new``, a buffer without memory. ``reserved`` names nothing afterwards.
-
-        Raises:
-            StorageHandleNotFound: ``reserved`` has no memory.
-            ArgumentError: (a ValueError) ``new`` has some, or does not match.
-        """
-        self._lane()
-        bind_storage(reserved, new)
-
-    def memory_cleanup(self) -> None:
-        """Free everything that nothing needs any more: host bytes of finished copies, idle pinned memory, dead buffers.
-
-        Buffers that are in use are not touched.
-
-        Ordering: blocks the host until the work of every known stream is done.
-
-        Raises:
-            CaptureError: a stream of this runtime records a graph; nothing was touched.
-        """
-        lane = self._lane()
-        self._streams.refuse_recording("clean up memory")
-        lane.cleanup()
-
-    def flush_drops(self) -> None:
-        """Let go host bytes that the device is known to be done with. While the stream records, nothing moves.
-
-        Ordering: blocks the host for the work before the previous flush at most; does nothing if nothing is held.
-        """
-        lane = self._lane()
-        if lane.window is None and not lane.stream.capturing:
-            lane.drops.flush()
-
-    def reserve_cpu(self, nbytes: int) -> HostBuffer:
-        """Host memory of exactly ``nbytes`` bytes, contents undefined: pinned where that can be had, else ordinary.
-
-        Ordering: may block in the driver while more is pinned.
-        """
-        return self._lane().take_host(nbytes)
-
-    def create_with_data(self, data: Any) -> Buffer:
-        """A new buffer that holds a copy of ``data``: bytes, an array, a CPU tensor, or what numpy.asarray takes.
-
-        Ordering: only enqueues. ``data`` may be changed at once, unless it is pinned.
-
-        Raises:
-            ResourceError: no memory.
-            UsageError: not host bytes.
-        """
-        return create(self._lane(), data)
-
     # --- copies -----------------------------------------------------------------------------------------------------
     def read_async(
         self, descriptors: CopyDescriptor | Sequence[CopyDescriptor]
@@ -269,18 +186,6 @@ class Command:
     def synchronize(self) -> None:
         """Block the host until everything enqueued on this stream so far is done; raises the fault this reveals."""
         self.sync().result()
-
-
-def create(lane: Lane, data: Any) -> Buffer:
-    """A new buffer with a copy of ``data``; nothing is kept if that fails."""
-    source = copies.readable_bytes(data)
-    buffer = lane.reserve(source.nbytes)
-    try:
-        copies.write_to_gpu(lane, buffer.descriptor(source.nbytes), source)
-    except BaseException:
-        buffer.close()
-        raise
-    return buffer
 
 
 def _nothing() -> None:

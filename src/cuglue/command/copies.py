@@ -20,7 +20,7 @@ from ..layout import CopyShape
 from .buffers import Buffer, CopyDescriptor
 from .futures import Future
 from .hostmem import HostBuffer, PinnedMemory, address_of, root_of
-from .lanes import Lane
+from .lane import Lane
 from .operands import Operand, operand_of
 from .perform import perform
 from .pipeline import PIPELINE_FROM, Chunk, upload

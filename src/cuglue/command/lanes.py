@@ -1,6 +1,6 @@
 """What a runtime keeps beside each stream, and the resolution of a command against them.
 
-Owns :class:`Lane` (cursor, drop queue and memory of one stream), the runtime's own streams, and
+Owns the lanes of a runtime (one beside each stream it meets), the runtime's own streams, and
 :class:`ResolvedStreams`: the streams a command was resolved against. Must not know kernels, copies or futures.
 """
 
@@ -8,167 +8,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from ..core.device import DeviceState
 from ..core.stream import Stream, as_stream
-from ..driver.protocol import Access
-from ..errors import BufferTooBig, DevicePoisoned, ResourceError, SeveralErrors, UsageError
-from ..lifecycle import CaptureState
+from ..errors import DevicePoisoned, SeveralErrors, UsageError
 from ..memory.resource import DeviceMemoryResource
-from .buffers import Buffer
-from .hostmem import HostBuffer, HostPool
+from .hostmem import HostPool
+from .lane import Lane
 from .operands import Declared, Place, operand_of
-from .staging import DropQueue
-from .storage import Storage, unallocated
 from .uses import Uses
-from .window import Primed, Window
 
 _LANES = 64  # lanes of streams that are not ours; beyond it idle ones go
-
-
-class Lane:
-    """One stream of a runtime.
-
-    Attributes:
-        stream: the record of the stream.
-        cursor: commands resolved on it so far.
-        drops: host bytes and other things that work queued here still needs.
-        window: the capture under way, from the beginning of its recording to the end; else None.
-        warmup: memory of the capture that is being prepared; else None.
-        capture_state, capture_owner: how far a capture of this stream is, and whose it is.
-        profiles: open ones; work that fails makes them invalid.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "capture_owner",
-        "capture_state",
-        "cursor",
-        "drops",
-        "host",
-        "place",
-        "profiles",
-        "resource",
-        "stream",
-        "total",
-        "warmup",
-        "window",
-    )
-
-    def __init__(
-        self, stream: Stream, place: Place, resource: DeviceMemoryResource, host: HostPool, total: int
-    ) -> None:
-        self.stream = stream
-        self.place = place
-        self.resource = resource
-        self.host = host
-        self.total = total  # bytes of the device
-        self.cursor = 0
-        self.drops = DropQueue(stream)
-        self.profiles: list[Any] = []
-        self.capture_state = CaptureState.NONE
-        self.capture_owner: object = None
-        self.window: Window | None = None
-        self.warmup: Primed | None = None
-
-    def reserve(self, nbytes: int, tag: str = "buffer") -> Buffer:
-        """Allocate on this stream.
-
-        Ordering: only enqueues; where memory is short, frees what can be freed and tries once more, which may block.
-
-        Raises:
-            BufferTooBig: no device of this kind could hold it; nothing was tried.
-            CaptureError: the stream captures a graph.
-            ResourceError: still no memory.
-        """
-        if type(nbytes) is not int or nbytes < 0:
-            raise UsageError("buffer", got=repr(nbytes), expected="a size in bytes, 0 or more")
-        if nbytes == 0:
-            return self._buffer(unallocated(self.stream), 0)
-        state = self.stream.state
-        if nbytes > self.total:
-            raise BufferTooBig(
-                f"device {state.device}",
-                got=f"{nbytes} bytes asked for",
-                expected=f"at most {self.total}",
-                requested=nbytes,
-            )
-        if self.window is not None:
-            return self._buffer(self.window.reserve(nbytes), nbytes)
-        self.stream.refuse_capture("allocate memory")
-        state.retire.run_forgotten()
-        try:
-            block = self.resource.allocate(nbytes, self.stream, tag)
-        except BufferTooBig:
-            raise
-        except ResourceError as first:
-            self.cleanup()
-            try:
-                block = self.resource.allocate(nbytes, self.stream, tag)
-            except ResourceError as second:
-                second.add_note(f"the first attempt failed too: {first}")
-                raise
-        if block.write_stream is not self.stream or not block.write_seq:
-            block.finish(
-                self.stream, Access.WRITE
-            )  # one stamp for every resource: there once the allocation is
-        release = self.resource.deallocate if self.warmup is None else self.warmup.take_back
-        return self._buffer(Storage(block, release), nbytes)
-
-    def _buffer(self, storage: Storage, nbytes: int) -> Buffer:
-        buffer = Buffer(self.place, nbytes)
-        buffer._cell.storage = storage
-        return buffer
-
-    def cleanup(self) -> None:
-        """Free everything on this device that nothing needs any more. Blocks the host for the streams we know.
-
-        Raises:
-            CaptureError: the stream captures a graph.
-        """
-        self.stream.refuse_capture("clean up memory")
-        state = self.stream.state
-        self.drops.drain()
-        for reference in list(state.streams.values()):
-            stream = reference()
-            if stream is not None and not stream.capturing:
-                stream.synchronize()
-        state.retire.drain(block=True)
-        self.resource.reap_pending()
-        self.host.trim()
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is lost if the lane goes."""
-        held = self.drops.staged or self.drops.pending
-        return not held and not self.profiles and self.capture_state is CaptureState.NONE
-
-    def take_host(self, nbytes: int) -> HostBuffer:
-        """Host memory for a copy of this stream: what earlier copies used and are done with, if there is some."""
-        return self.host.take(nbytes, grow=self.window is None, reclaim=self._reclaim)
-
-    def _reclaim(self) -> None:
-        if self.window is None and not self.stream.capturing:
-            self.drops.collect()
-
-    def refuse_other_capture(self, what: str) -> None:
-        """Raise CaptureError if the stream captures a graph that is not ours: nothing could be kept for its replays."""
-        if self.window is None:
-            self.stream.refuse_capture(what)
-
-    def hold(self, thing: object, nbytes: int) -> None:
-        """Keep host bytes until the work queued here is done; in a capture, as long as the graph lives."""
-        if self.window is not None:
-            self.window.hold(thing)
-        else:
-            self.drops.push(thing, nbytes)
-
-    def settle(self) -> None:
-        """After an operation: let go what is due. Blocks only for work of two flushes ago."""
-        if self.window is None and self.drops.due and not self.stream.capturing:
-            self.drops.flush()
-            self.host.settle()
 
 
 class _OwnStream:

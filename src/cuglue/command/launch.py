@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import LaunchError
 from .kernels import Kernel, KernelContext, dimensions
-from .lanes import Lane
+from .lane import Lane
 from .operands import Declared
 from .perform import Skipped, perform
 from .resolve import bind

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ..driver.protocol import Access
 from ..errors import CaptureError
-from .lanes import Lane
+from .lane import Lane
 from .taint import Failure, Journal, Range, claim, clear, failures, ranges
 from .uses import Uses
 from .window import refuse_transient

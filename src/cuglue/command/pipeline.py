@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ..core.event import Event
 from ..layout import CopyShape
 from .hostmem import HostBuffer, address_of
-from .lanes import Lane
+from .lane import Lane
 
 CHUNK = 8 << 20
 #: Uploads from this size on are cut into chunks.

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..errors import UsageError
-from .lanes import Lane
+from .lane import Lane
 
 
 class Profile:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,16 +20,19 @@ from ..driver.registry import current_driver, open_driver, use_driver
 from ..errors import UsageError
 from ..lifecycle import Owned, OwnedState
 from ..memory.direct import DirectCudaResource
+from ..memory.pool.layouts import MemoryConfiguration, PoolLayout
+from ..memory.pool.resource import PoolResource
 from ..memory.resource import DeviceMemoryResource
 from . import copies
 from .buffers import Buffer
 from .capture import Capture
-from .command import Command, create
+from .command import Command
 from .futures import Future
 from .hostmem import HostBuffer
 from .kernels import KernelContext
 from .lanes import Lanes, unless_lost
 from .launch import launch
+from .memory_calls import create
 from .operands import Declared, Place
 from .perform import Skipped
 from .profile import Profile
@@ -45,6 +49,7 @@ class Runtime(Owned):
         driver: ``"cuda"``, ``"sim"`` or a driver; None takes the current one.
         resource: where buffers come from; None makes a :class:`~cuglue.DirectCudaResource`, closed with the runtime.
         max_streams: how many streams of its own :meth:`stream` makes at most.
+        memory: pools of each stream, over ``resource``; None takes each buffer straight from the resource.
 
     Ownership: close it, or use it in ``with``. Buffers outlive it safely.
 
@@ -60,6 +65,7 @@ class Runtime(Owned):
         driver: str | Driver | None = None,
         resource: DeviceMemoryResource | None = None,
         max_streams: int = 16,
+        memory: MemoryConfiguration | Sequence[PoolLayout] | None = None,
     ) -> None:
         if type(max_streams) is not int or max_streams < 1:
             raise UsageError("max_streams", got=repr(max_streams), expected="an int of 1 or more")
@@ -74,6 +80,8 @@ class Runtime(Owned):
             )
         self._own_resource = resource is None
         self.resource = resource if resource is not None else _default_resource(self.driver, device)
+        self._pool = None if memory is None else PoolResource(self.resource, layout=memory)
+        self.resource = self._pool or self.resource
         self.service = next(_services)
         self._place = Place(self.driver, device, self.service)
         self._lanes = Lanes(self._state, self._place, self.resource, max_streams)
@@ -236,6 +244,8 @@ class Runtime(Owned):
         unless_lost(self._context.close)
         if self._own_resource and not self.resource.bytes_outstanding:
             self.resource.close()  # else it goes with the last buffer
+        elif self._pool is not None:
+            self._pool.trim()
 
     def _forgotten(self) -> None:
         """Dropped without close: the streams and buffers free themselves; the kernels stay with the driver."""

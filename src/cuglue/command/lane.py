@@ -1,0 +1,210 @@
+"""What a runtime keeps beside one stream: memory, host bytes in flight, and the capture and profiles under way.
+
+Owns :class:`Lane`. Must not know other streams, kernels or how copies are made.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+from weakref import WeakSet
+
+from ..core.stream import Stream
+from ..driver.protocol import Access
+from ..errors import BufferTooBig, ResourceError, UnsupportedError, UsageError
+from ..lifecycle import CaptureState
+from ..memory.pool.layouts import MemoryConfiguration
+from ..memory.pool.resource import PoolResource
+from ..memory.pool.stream_memory import StreamMemory
+from ..memory.pool.usage import MemoryUsage
+from ..memory.resource import DeviceMemoryResource
+from .buffers import Buffer
+from .hostmem import HostBuffer, HostPool
+from .operands import Place
+from .staging import DropQueue
+from .storage import Storage, unallocated
+from .window import Primed, Window
+
+
+class Lane:
+    """One stream of a runtime.
+
+    Attributes:
+        stream: the record of the stream.
+        cursor: commands resolved on it so far.
+        drops: host bytes and other things that work queued here still needs.
+        window: the capture under way, from the beginning of its recording to the end; else None.
+        warmup: memory of the capture that is being prepared; else None.
+        capture_state, capture_owner: how far a capture of this stream is, and whose it is.
+        profiles: open ones; work that fails makes them invalid.
+        pools: the configured memory of this stream; None if the runtime has no pools.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_live",
+        "capture_owner",
+        "capture_state",
+        "cursor",
+        "drops",
+        "host",
+        "place",
+        "pools",
+        "profiles",
+        "resource",
+        "stream",
+        "total",
+        "warmup",
+        "window",
+    )
+
+    def __init__(
+        self, stream: Stream, place: Place, resource: DeviceMemoryResource, host: HostPool, total: int
+    ) -> None:
+        self.stream = stream
+        self.place = place
+        self.resource = resource
+        self.host = host
+        self.total = total  # bytes of the device
+        self.cursor = 0
+        self.drops = DropQueue(stream)
+        self.profiles: list[Any] = []
+        self._live: WeakSet[Storage] = WeakSet()
+        self.pools = _pools_of(resource, stream)
+        self.capture_state = CaptureState.NONE
+        self.capture_owner: object = None
+        self.window: Window | None = None
+        self.warmup: Primed | None = None
+
+    def reserve(self, nbytes: int, tag: str = "buffer") -> Buffer:
+        """Allocate on this stream.
+
+        Ordering: only enqueues; where memory is short, frees what can be freed and tries once more, which may block.
+
+        Raises:
+            BufferTooBig: no device of this kind could hold it; nothing was tried.
+            CaptureError: the stream captures a graph.
+            ResourceError: still no memory.
+        """
+        if type(nbytes) is not int or nbytes < 0:
+            raise UsageError("buffer", got=repr(nbytes), expected="a size in bytes, 0 or more")
+        if nbytes == 0:
+            return self._buffer(unallocated(self.stream), 0)
+        state = self.stream.state
+        if nbytes > self.total:
+            raise BufferTooBig(
+                f"device {state.device}",
+                got=f"{nbytes} bytes asked for",
+                expected=f"at most {self.total}",
+                requested=nbytes,
+            )
+        if self.window is not None:
+            return self._buffer(self.window.reserve(nbytes), nbytes)
+        self.stream.refuse_capture("allocate memory")
+        state.retire.run_forgotten()
+        try:
+            block = self.resource.allocate(nbytes, self.stream, tag)
+        except BufferTooBig:
+            raise
+        except ResourceError as first:
+            self.cleanup()
+            try:
+                block = self.resource.allocate(nbytes, self.stream, tag)
+            except ResourceError as second:
+                second.add_note(f"the first attempt failed too: {first}")
+                raise
+        if block.write_stream is not self.stream or not block.write_seq:
+            block.finish(
+                self.stream, Access.WRITE
+            )  # one stamp for every resource: there once the allocation is
+        release = self.resource.deallocate if self.warmup is None else self.warmup.take_back
+        return self._buffer(Storage(block, release), nbytes)
+
+    def _buffer(self, storage: Storage, nbytes: int) -> Buffer:
+        self._live.add(storage)
+        buffer = Buffer(self.place, nbytes)
+        buffer._cell.storage = storage
+        return buffer
+
+    def cleanup(self) -> None:
+        """Free everything on this device that nothing needs any more. Blocks the host for the streams we know.
+
+        Raises:
+            CaptureError: the stream captures a graph.
+        """
+        self.stream.refuse_capture("clean up memory")
+        state = self.stream.state
+        self.drops.drain()
+        for reference in list(state.streams.values()):
+            stream = reference()
+            if stream is not None and not stream.capturing:
+                stream.synchronize()
+        state.retire.drain(block=True)
+        if self.pools is not None:
+            self.pools.sweep()
+        self.resource.reap_pending()
+        self.host.trim()
+
+    def usage(self) -> MemoryUsage:
+        """Memory of this stream's buffers, where there are no pools to ask: nothing is padded or kept."""
+        sizes = [storage.block.size for storage in self._live]
+        return MemoryUsage(len(sizes), sum(sizes), 0, sum(sizes))
+
+    def need_pools(self) -> StreamMemory:
+        """The configured pools.
+
+        Raises:
+            UnsupportedError: there are none.
+        """
+        if self.pools is None:
+            raise UnsupportedError(
+                f"memory pools on {self.stream!r}",
+                got=f"memory straight from {self.resource!r}",
+                hint="Make the runtime with memory=MemoryConfiguration(...)",
+                reason="no_pools",
+            )
+        return self.pools
+
+    def install(self, configuration: MemoryConfiguration) -> None:
+        """Exchange the pools of this stream, and those of streams that come later."""
+        self.need_pools()
+        cast(PoolResource, self.resource).install(configuration, self.stream)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is lost if the lane goes."""
+        held = self.drops.staged or self.drops.pending
+        return not held and not self.profiles and self.capture_state is CaptureState.NONE
+
+    def take_host(self, nbytes: int) -> HostBuffer:
+        """Host memory for a copy of this stream: what earlier copies used and are done with, if there is some."""
+        return self.host.take(nbytes, grow=self.window is None, reclaim=self._reclaim)
+
+    def _reclaim(self) -> None:
+        if self.window is None and not self.stream.capturing:
+            self.drops.collect()
+
+    def refuse_other_capture(self, what: str) -> None:
+        """Raise CaptureError if the stream captures a graph that is not ours: nothing could be kept for its replays."""
+        if self.window is None:
+            self.stream.refuse_capture(what)
+
+    def hold(self, thing: object, nbytes: int) -> None:
+        """Keep host bytes until the work queued here is done; in a capture, as long as the graph lives."""
+        if self.window is not None:
+            self.window.hold(thing)
+        else:
+            self.drops.push(thing, nbytes)
+
+    def settle(self) -> None:
+        """After an operation: let go what is due. Blocks only for work of two flushes ago."""
+        if self.window is None and self.drops.due and not self.stream.capturing:
+            self.drops.flush()
+            self.host.settle()
+
+
+def _pools_of(resource: DeviceMemoryResource, stream: Stream) -> StreamMemory | None:
+    """The configured pools of a stream, if the resource has such."""
+    try:
+        return resource.stream_memory(stream) if isinstance(resource, PoolResource) else None
+    except UsageError:
+        return None  # a pool without a layout
