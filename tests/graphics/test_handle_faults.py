@@ -189,6 +189,7 @@ def test_A15_a_publish_that_fails_can_be_repeated(driver: Driver) -> None:
             m.release()
         assert isinstance(caught.value.__cause__, DriverError)
         assert not m.released
+        assert "could not be left yet" in repr(m)
         np.testing.assert_array_equal(peek(m), expected)
         m.release()
         assert m.released
@@ -201,7 +202,9 @@ def test_A15_nothing_is_published_twice(driver: Driver) -> None:
         m = subject.handle.map_mut()
         with fail("graphics_unmap"), pytest.raises(DriverError):
             m.release()
+        assert "could not be left yet" in repr(m)
         m.release()
+        assert "could not be left yet" not in repr(m)
         assert len(copies) == 1
 
 

@@ -278,6 +278,21 @@ def test_leaving_is_refused_while_a_consumer_captures(
         assert m.released
 
 
+@BOTH
+def test_leaving_is_refused_on_a_stream_that_captures(
+    driver: SimDriver, context: GlContext, registered: Any
+) -> None:
+    """Before the driver is called: the capture goes on, and holds nothing of ours."""
+    with registered(driver) as subject, new_stream(subject) as stream:
+        m = subject.handle.map_mut(stream.owner)
+        driver.capture_begin(stream.handle, CaptureMode.RELAXED)
+        with trace() as calls, pytest.raises(CaptureError):
+            m.release()
+        assert {c.method for c in calls} <= {"capture_status", "stream_current"}
+        driver.graph_destroy(driver.capture_end(stream.handle))
+        m.release()
+
+
 def test_A18_the_second_of_two_maps_waits_for_what_opened_the_first(
     driver: SimDriver, context: GlContext
 ) -> None:

@@ -96,6 +96,11 @@ class CudaMap(MapUsers):
         return self.share.layout.nbytes // self.share.rows
 
     @property
+    def untyped(self) -> bool:
+        """Whether the memory is bytes without an element type, a buffer's: a kernel may take it as any pointer."""
+        return len(self.layout.shape) == 1
+
+    @property
     def in_place(self) -> bool:
         """Whether kernels work on the image itself (:meth:`surface`, :meth:`texture`), and there is no linear copy."""
         return self.share.part.in_place
@@ -114,11 +119,11 @@ class CudaMap(MapUsers):
         return {name: ArrayView(self, base + p.offset, p.layout) for name, p in self.share.planes.items()}
 
     def __repr__(self) -> str:
-        what = (
-            "released"
-            if self.released
-            else f"shape={self.shape}, dtype={self.dtype}, stream={self.stream.id}"
-        )
+        what = "released"
+        if not self.released:
+            what = f"shape={self.shape}, dtype={self.dtype}, stream={self.stream.id}"
+            if self._state is MapState.FAILED:
+                what += ", could not be left yet"
         return f"CudaMap({self._life.name}, {what}{', writable' if self.writable else ''})"
 
     # --- in place -------------------------------------------------------------------------------------------------

@@ -214,6 +214,15 @@ class HandleSuite:
             reader.release()
             np.testing.assert_array_equal(subject.get(), old if subject.opaque else new)
 
+    def test_A19_a_writer_that_left_is_no_conflict(self) -> None:
+        """Though a reader that shared its memory is there still."""
+        with self.make() as subject:
+            writer = subject.handle.map_mut()
+            with subject.handle.map(alias=True):
+                writer.release()
+                with subject.handle.map():
+                    pass
+
     # --- streams --------------------------------------------------------------------------------------------------
     def test_A15_leaving_waits_for_recorded_streams(self) -> None:
         """A writer on another stream is published, though nobody waited for it on the host."""
