@@ -34,8 +34,10 @@ class PoolArrays(PoolFigures):
 
     def block_in(self, memory: Any) -> ArrayBlock:
         """The block behind an array's memory: made at the first question, the same one from then on."""
+        return self._block_of(memory.span)
+
+    def _block_of(self, span: Span) -> ArrayBlock:
         with self._asking:
-            span: Span = memory.span
             if span.life is None:
                 stream: Stream = span.home.stream
                 block = ArrayBlock(span.ptr, span.size, stream, stream.submit())

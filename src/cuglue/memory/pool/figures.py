@@ -89,7 +89,10 @@ class PoolFigures(TracksUses):
     def live_blocks(self) -> list[BlockLife]:
         """Inherited. For memory of arrays that nobody asked about, a stand-in with its address, size and stream."""
         live = self._keeper.live_spans()
-        return [span.life or Block(span.ptr, span.size, stream, 0, UNTAGGED) for span, stream in live]
+        return [
+            self._table.at(span.ptr) or Block(span.ptr, span.size, stream, 0, UNTAGGED)
+            for span, stream in live
+        ]
 
     def block_at(self, address: int) -> BlockLife | None:
         """Inherited."""

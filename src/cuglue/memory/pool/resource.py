@@ -318,13 +318,15 @@ class PoolResource(Owned, PoolArrays):
         self._ready = False
         self.homes.fast.clear()
         self._keeper.trim()
-        arrays = len(self._keeper.live_spans())
+        arrays = [span for span, _ in self._keeper.live_spans()]
+        for span in arrays:
+            self._block_of(span)  # so that it comes back here, not into a bin that nobody looks into
         if not arrays:
             self.upstream.close()
         if blocks or arrays:
             warnings.warn(
                 f"{self!r} closed with {len(blocks)} blocks live (tags: {tags}; freed now) and "
-                f"{arrays} pieces in use by CuPy arrays (freed with them)",
+                f"{len(arrays)} pieces in use by CuPy arrays (freed with them)",
                 ResourceWarning,
                 stacklevel=4,
             )

@@ -16,6 +16,9 @@ from ..resource import DeviceMemoryResource, entry
 from .spans import Page
 
 _TAG = "pool"
+# What has pages out must not be garbage together with its pool: finalisers run in any order, and those of the resource
+# below would find the pages live and free them a second time.
+_holding: set[Upstream] = set()
 
 
 class Upstream:
@@ -97,8 +100,11 @@ class Upstream:
                     in_use=self.reserved,
                 )
             self.reserved += nbytes
+            _holding.add(self)
             self.peak = max(self.peak, self.reserved)
 
     def _release(self, nbytes: int) -> None:
         with self._lock:
             self.reserved -= nbytes
+            if not self.reserved:
+                _holding.discard(self)

@@ -1,0 +1,714 @@
+"""The pool as a resource: hits, growth, other streams, and what it does when memory is short."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import cuglue
+from cuglue import (
+    Access,
+    AsyncCudaResource,
+    BlockState,
+    DirectCudaResource,
+    GlobalDeviceBudget,
+    PoolResource,
+    as_stream,
+)
+from cuglue.errors import (
+    CaptureError,
+    ClosedError,
+    OutOfBudget,
+    OutOfMemory,
+    PoolCapacityExceeded,
+    UsageError,
+)
+from cuglue.testing import faults
+
+KIB, MIB = 1 << 10, 1 << 20
+EVENTS = ("event_record", "stream_wait_event", "event_create", "context_record")
+
+
+def live(pool: PoolResource) -> int:
+    pool.upstream.reap_pending()
+    return pool.bytes_outstanding
+
+
+# --- hits -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_hit_calls_no_driver(driver: Any) -> None:
+    pool = PoolResource(AsyncCudaResource())
+    malloc = pool.malloc
+    for n in (1, 1000, 100_000, 3 * MIB):
+        malloc(n)  # dropped at once: now there is one in the bin
+    driver.stream_current(0)
+    with faults.counts() as calls:
+        for _ in range(50):
+            pointers = [malloc(n) for n in (1, 1000, 100_000, 3 * MIB)]
+            del pointers
+    assert set(calls) <= {"stream_current"}
+    assert pool.counters.hits >= 200
+    pool.close()
+
+
+def test_a_hit_through_allocate_calls_no_driver(driver: Any, new_stream: Callable[[], Any]) -> None:
+    pool = PoolResource(AsyncCudaResource())
+    stream = new_stream()
+    pool.deallocate(pool.allocate(5000, stream))
+    with faults.counts() as calls:
+        for _ in range(20):
+            pool.deallocate(pool.allocate(5000, stream))
+    assert not calls
+    pool.close()
+
+
+def test_B24_memory_given_back_comes_again_at_once_on_its_stream(
+    driver: Any, new_stream: Callable[[], Any]
+) -> None:
+    pool = PoolResource(AsyncCudaResource())
+    stream = new_stream()
+    for value in range(32):
+        block = pool.allocate(100_000, stream)
+        first = block.ptr if value == 0 else first  # noqa: F821
+        assert block.ptr == first
+        driver.fill_async(block.ptr, value, block.nbytes, stream.handle)
+        pool.deallocate(block)
+        assert block.state is BlockState.FREED
+    pool.close()
+
+
+def test_other_streams_never_share_memory_while_there_is_more(
+    driver: Any, new_stream: Callable[[], Any]
+) -> None:
+    pool = PoolResource(AsyncCudaResource())
+    streams = [new_stream() for _ in range(4)]
+    addresses = []
+    with faults.counts() as calls:
+        for stream in streams:
+            block = pool.allocate(MIB, stream)
+            driver.fill_async(block.ptr, 1, MIB, stream.handle)
+            pool.deallocate(block)
+            addresses.append(block.ptr)
+    assert len(set(addresses)) == 4
+    assert not any(name in calls for name in EVENTS)
+    pool.close()
+
+
+def test_zero_and_impossible_sizes(driver: Any) -> None:
+    pool = PoolResource(AsyncCudaResource())
+    malloc = pool.malloc
+    assert malloc(0).ptr == 0
+    for wrong in (-1, 1.5, "1", None):
+        with pytest.raises((ValueError, TypeError)):
+            malloc(wrong)  # type: ignore[arg-type]
+    with pytest.raises(OutOfMemory):
+        malloc(1 << 62)
+    assert pool.bytes_reserved == 0
+    pool.close()
+
+
+# --- arrays that somebody asked about -------------------------------------------------------------------------------
+
+
+def test_the_block_of_an_array_is_made_once_and_tracks_uses(
+    driver: Any, new_stream: Callable[[], Any]
+) -> None:
+    from cuglue.memory.cupy_plug import block_of
+
+    pool = PoolResource(AsyncCudaResource())
+    pointer = pool.malloc(1000)
+    block = block_of(pointer.mem)
+    assert block is block_of(pointer.mem)
+    assert (block.ptr, block.state) == (pointer.ptr, BlockState.LIVE)
+    other = new_stream()
+    block.prepare(other, Access.READ)
+    driver.fill_async(new_block(pool, other).ptr, 1, 512, other.handle)
+    block.finish(other, Access.READ)
+    address = pointer.ptr
+    with faults.counts() as calls:
+        del pointer
+        again = pool.malloc(1000)
+    assert again.ptr == address
+    assert calls["stream_wait_event"] == 1, "the stream has to wait for the use elsewhere, and only for that"
+    with faults.counts() as calls:
+        del again
+        assert pool.malloc(1000).ptr == address
+    assert set(calls) <= {"stream_current"}
+    assert block.state is BlockState.FREED
+    driver.device_synchronize(0)
+    for left in pool.live_blocks():
+        if left.tag == "helper":
+            pool.deallocate(left)  # type: ignore[arg-type]
+    pool.close()
+
+
+def new_block(pool: PoolResource, stream: Any) -> Any:
+    return pool.allocate(512, stream, "helper")
+
+
+def test_the_block_of_an_array_cannot_be_given_back_by_hand(driver: Any) -> None:
+    pool = PoolResource(AsyncCudaResource())
+    pointer = pool.malloc(1000)
+    with pytest.raises(UsageError, match="Drop the array"):
+        pool.deallocate(pointer.mem.block)
+    assert pool.usage().number_allocs == 1
+    del pointer
+    assert pool.usage().number_allocs == 0 or pool.bytes_outstanding == 0
+    pool.close()
+
+
+def test_uses_are_known_by_id_only_while_the_block_lives(driver: Any, new_stream: Callable[[], Any]) -> None:
+    pool = PoolResource(AsyncCudaResource())
+    stream, other = new_stream(), new_stream()
+    block = pool.allocate(1000, stream)
+    pool.prepare_block_use(block.id, other, Access.WRITE)
+    pool.finish_block_use(block.id, other, Access.WRITE)
+    assert pool.pending_use_event_count(block.ptr) == 1
+    stale = block.id
+    pool.deallocate(block)
+    again = pool.allocate(1000, stream)
+    assert again.ptr == block.ptr
+    with pytest.raises(cuglue.errors.UseAfterFree):
+        pool.prepare_block_use(stale, other, Access.READ)
+    pool.deallocate(again)
+    with pytest.raises(cuglue.errors.UseAfterFree):
+        pool.deallocate(again)
+    pool.close()
+
+
+def test_a_use_on_a_capturing_streams_partner_is_waited_for_later(device: Any) -> None:
+    sim = device()
+    pool = PoolResource(AsyncCudaResource())
+    home, other = as_stream(sim.Stream()), as_stream(sim.Stream())
+    block = pool.allocate(1000, home)
+    block.prepare(other, Access.WRITE)
+    sim.fill_async(block.ptr, 1, 1000, other.handle)
+    block.finish(other, Access.WRITE)
+    spare = pool.allocate(1000, home)
+    pool.deallocate(spare)
+    sim.capture_begin(home.handle, cuglue.driver.protocol.CaptureMode.RELAXED)
+    pool.deallocate(block)  # no wait may enter the capture
+    assert block.state is BlockState.RETIRED
+    assert pool.bytes_outstanding >= 1000
+    sim.graph_destroy(sim.capture_end(home.handle))
+    sim.device_synchronize(0)
+    home.state.retire.drain()
+    assert block.state is BlockState.FREED
+    assert pool.bytes_outstanding == 0
+    pool.close()
+
+
+# --- limits and growth ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", [None, "direct"])
+def test_report_M17_cached_memory_goes_before_a_refusal(device: Any, layout: Any) -> None:
+    device()
+    pool = PoolResource(
+        AsyncCudaResource(), layout=None if layout is None else [cuglue.Direct()], max_bytes=1024 * KIB
+    )
+    pool.deallocate(pool.allocate(512 * KIB))
+    block = pool.allocate(768 * KIB)
+    assert pool.bytes_reserved <= 1024 * KIB
+    pool.deallocate(block)
+    pool.close()
+
+
+def test_report_M18_a_large_free_piece_is_found_although_a_variable_kept_it(device: Any) -> None:
+    device(mib=100)
+    pool = PoolResource(AsyncCudaResource())
+    a, b = pool.malloc(30 * MIB), pool.malloc(30 * MIB)
+    del a
+    c = pool.malloc(60 * MIB)
+    del b, c
+    pool.close()
+
+
+def test_report_M19_growing_arrays_keep_bounded_memory(device: Any) -> None:
+    device(mib=64)
+    pool = PoolResource(AsyncCudaResource())
+    for i in range(1, 101):
+        pool.malloc(i * 512 * KIB)
+    assert pool.peak_bytes_reserved < 1.2 * 100 * 512 * KIB
+    assert pool.counters.replaced > 0
+    pool.close()
+
+
+def test_report_M21_M28_the_message_tells_leak_from_fragmentation(device: Any) -> None:
+    device(mib=64)
+    pool = PoolResource(AsyncCudaResource())
+    pool.deallocate(pool.allocate(50 * MIB, 0))  # one page
+    held = [pool.allocate(MIB, 0, "even" if i % 2 else "odd") for i in range(50)]
+    for block in held[::2]:
+        pool.deallocate(block)
+    with pytest.raises(OutOfMemory) as caught:
+        pool.allocate(40 * MIB, 0)
+    report = caught.value.report
+    assert (report.live, report.live_blocks) == (25 * MIB, 25)
+    assert report.largest_free < 3 * MIB
+    assert report.cached == pool.bytes_reserved - 25 * MIB
+    assert report.fragmentation > 0.5
+    assert report.top_tags == (("even", 25 * MIB, 25),)
+    text = str(caught.value)
+    for word in ("live: 26214400 bytes in 25 blocks", "cached and free", "largest", "fragmented", "device:"):
+        assert word in text
+    for block in held[1::2]:
+        pool.deallocate(block)
+    pool.close()
+
+
+def test_report_M22_every_free_piece_is_looked_at_before_giving_up(device: Any) -> None:
+    device()
+    pool = PoolResource(AsyncCudaResource(), max_bytes=8 * MIB)
+    a, b = pool.allocate(4 * MIB, 0), pool.allocate(4 * MIB, 0)
+    pool.deallocate(a)
+    # all that is free is large memory in one page with a live block: small requests must take it
+    small = [pool.allocate(n, 0) for n in (100, 50_000, 100_000, 300_000)]
+    for block in (*small, b):
+        pool.deallocate(block)
+    pool.close()
+
+
+def test_report_M23_the_device_is_waited_for_and_driver_held_bytes_reported(device: Any) -> None:
+    sim = device(mib=64)
+    pool = PoolResource(AsyncCudaResource())
+    one, two = as_stream(sim.Stream()), as_stream(sim.Stream())
+    for size in (20, 25, 15):
+        for stream in (one, two):
+            block = pool.allocate(size * MIB, stream)
+            sim.fill_async(block.ptr, 1, block.nbytes, stream.handle)
+            pool.deallocate(block)
+    block = pool.allocate(60 * MIB, one)
+    assert pool.counters.retries + pool.counters.drained > 0
+    with pytest.raises(OutOfMemory) as caught:
+        pool.allocate(10 * MIB, two)
+    assert caught.value.report.device_free < 10 * MIB
+    pool.deallocate(block)
+    pool.close()
+
+
+def test_report_M24_threads_near_the_limit_never_fail_for_cached_memory(device: Any) -> None:
+    sim = device(mib=64)
+    pool = PoolResource(AsyncCudaResource(), max_bytes=40 * MIB)
+    errors: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        choose = random.Random(seed)
+        stream = as_stream(sim.Stream())
+        try:
+            for _ in range(60):
+                block = pool.allocate(choose.randint(1, 18) * MIB, stream)
+                sim.fill_async(block.ptr, seed, block.nbytes, stream.handle)
+                pool.deallocate(block)
+        except BaseException as error:  # noqa: BLE001 - shown by the test
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert pool.peak_bytes_reserved <= 40 * MIB
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    "source", [AsyncCudaResource, lambda: DirectCudaResource(mode="sync")], ids=["async", "sync"]
+)
+def test_report_M25_a_big_block_at_exactly_the_limit_after_frees_on_sixteen_streams(
+    device: Any, source: Any
+) -> None:
+    sim = device(mib=256)
+    limit = 64 * MIB
+    pool = PoolResource(source(), max_bytes=limit)
+    streams = [as_stream(sim.Stream()) for _ in range(17)]
+    for stream in streams[1:]:
+        blocks = [pool.allocate(MIB, stream) for _ in range(4)]
+        for block in blocks:
+            sim.fill_async(block.ptr, 3, block.nbytes, stream.handle)
+            stream.submit()
+            pool.deallocate(block)
+    big = pool.allocate(limit, streams[0])
+    sim.fill_async(big.ptr, 4, limit, streams[0].handle)
+    assert pool.bytes_reserved == limit
+    assert pool.counters.drained >= 16
+    pool.deallocate(big)
+    pool.close()
+
+
+def test_report_M25_the_same_on_a_device_that_is_full(device: Any) -> None:
+    sim = device(mib=66)
+    pool = PoolResource(AsyncCudaResource())
+    streams = [as_stream(sim.Stream()) for _ in range(17)]
+    for stream in streams[1:]:
+        block = pool.allocate(4 * MIB, stream)
+        sim.fill_async(block.ptr, 3, block.nbytes, stream.handle)
+        pool.deallocate(block)
+    big = pool.allocate(64 * MIB, streams[0])
+    pool.deallocate(big)
+    pool.close()
+
+
+def test_report_M27_growth_falls_back_to_the_exact_size(device: Any) -> None:
+    device(mib=330)
+    pool = PoolResource(AsyncCudaResource())
+    first = pool.allocate(320 * MIB, 0)  # from now on a good page has 10 MiB
+    second = pool.allocate(4 * MIB, 0)
+    third = pool.allocate(5 * MIB, 0)
+    assert pool.counters.fallbacks > 0 or pool.bytes_reserved <= 330 * MIB
+    for block in (first, second, third):
+        pool.deallocate(block)
+    pool.close()
+    limited = PoolResource(AsyncCudaResource(), max_bytes=SMALL_LIMIT)
+    tiny = limited.allocate(1000, 0)
+    assert limited.bytes_reserved <= SMALL_LIMIT
+    assert limited.counters.fallbacks == 1
+    limited.deallocate(tiny)
+    limited.close()
+
+
+SMALL_LIMIT = 64 * KIB
+
+
+@pytest.mark.parametrize("layout", [None, [cuglue.Direct()], [cuglue.Sliced(MIB), cuglue.Direct()]], ids=str)
+def test_report_M29_every_layout_retries(device: Any, layout: Any) -> None:
+    device(mib=70)
+    pool = PoolResource(AsyncCudaResource(), layout=layout)
+    pool.deallocate(pool.allocate(60 * MIB, 0))
+    pool.deallocate(pool.allocate(68 * MIB, 0))
+    pool.close()
+
+
+def test_report_M46_threads_on_their_own_streams_do_not_meet(device: Any) -> None:
+    sim = device()
+    pool = PoolResource(AsyncCudaResource())
+    streams = [as_stream(sim.Stream()) for _ in range(8)]
+    for stream in streams:
+        pool.deallocate(pool.allocate(MIB, stream))
+    done = []
+
+    def work(stream: Any) -> None:
+        for _ in range(50):
+            pool.deallocate(pool.allocate(MIB, stream))
+        done.append(stream)
+
+    threads = [threading.Thread(target=work, args=(stream,)) for stream in streams]
+    with pool.homes.lock, faults.counts() as calls:  # a hit needs neither the pool's lock nor the driver
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+    assert len(done) == 8
+    assert not calls
+    pool.close()
+
+
+def test_report_M47_grows_before_it_steals(device: Any) -> None:
+    sim = device()
+    pool = PoolResource(AsyncCudaResource(), max_bytes=64 * MIB)
+    streams = [as_stream(sim.Stream()) for _ in range(4)]
+    with faults.counts() as calls:
+        for stream in streams:
+            block = pool.allocate(10 * MIB, stream)
+            sim.fill_async(block.ptr, 1, block.nbytes, stream.handle)
+            pool.deallocate(block)
+    assert pool.counters.stolen == 0
+    assert not any(name in calls for name in EVENTS)
+    held = pool.allocate(30 * MIB, streams[0])  # in the place of the 10 MiB that were free there
+    taken = pool.allocate(10 * MIB, as_stream(sim.Stream()))  # over the limit: 30 + 30 + 10
+    sim.fill_async(taken.ptr, 2, taken.nbytes, taken.stream.handle)
+    assert pool.counters.stolen == 1
+    for block in (held, taken):
+        pool.deallocate(block)
+    pool.close()
+
+
+def test_a_stolen_piece_goes_home_when_memory_is_short(device: Any) -> None:
+    sim = device()
+    pool = PoolResource(AsyncCudaResource(), max_bytes=40 * MIB)
+    one, two = as_stream(sim.Stream()), as_stream(sim.Stream())
+    pool.deallocate(pool.allocate(40 * MIB, one))
+    stolen = pool.allocate(10 * MIB, two)
+    sim.fill_async(stolen.ptr, 1, stolen.nbytes, two.handle)
+    assert pool.counters.stolen == 1
+    pool.deallocate(stolen)
+    whole = pool.allocate(40 * MIB, one)
+    sim.fill_async(whole.ptr, 2, whole.nbytes, one.handle)
+    pool.deallocate(whole)
+    pool.close()
+
+
+def test_report_M48_the_limit_is_the_pools_on_every_thread(driver: Any) -> None:
+    pool = PoolResource(AsyncCudaResource(), max_bytes=MIB)
+    seen: list[Any] = []
+
+    def look() -> None:
+        seen.append(pool.max_bytes)
+        try:
+            pool.allocate(2 * MIB, 0)
+        except PoolCapacityExceeded as error:
+            seen.append(error.capacity)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == [MIB, MIB]
+    pool.close()
+
+
+def test_report_M48_a_stream_of_another_device_is_refused(device: Any) -> None:
+    sim = device(devices=2)
+    pool = PoolResource(AsyncCudaResource(0))
+    with pytest.raises(cuglue.errors.StreamMisuse):
+        pool.allocate(100, sim.Stream(1))
+    pool.close()
+
+
+def test_report_M49_what_the_pool_cannot_see_is_reported(device: Any) -> None:
+    sim = device(mib=32)
+    foreign = sim.malloc(20 * MIB, 0)
+    pool = PoolResource(AsyncCudaResource())
+    with pytest.raises(OutOfMemory) as caught:
+        pool.allocate(15 * MIB, 0)
+    report = caught.value.report
+    assert report.device_total - report.device_free - report.live - report.cached >= 20 * MIB
+    sim.free(foreign, 0)
+    pool.close()
+
+
+def test_more_than_the_limit_is_refused_at_once(driver: Any) -> None:
+    pool = PoolResource(AsyncCudaResource(), max_bytes=MIB)
+    with faults.counts() as calls, pytest.raises(PoolCapacityExceeded) as caught:
+        pool.allocate(MIB + 1, 0)
+    assert (caught.value.requested, caught.value.capacity) == (MIB + 1, MIB)
+    assert "malloc_async" not in calls
+    assert "stream_synchronize" not in calls
+    block = pool.allocate(MIB, 0)
+    pool.deallocate(block)
+    pool.close()
+
+
+def test_arrays_in_cycles_are_collected_before_giving_up(device: Any) -> None:
+    device()
+    pool = PoolResource(AsyncCudaResource(), max_bytes=10 * MIB)
+    gc.disable()
+    try:
+        cycle: list[Any] = [pool.malloc(8 * MIB)]
+        cycle.append(cycle)
+        del cycle
+        pool.malloc(9 * MIB)
+    finally:
+        gc.enable()
+    pool.close()
+
+
+@pytest.mark.parametrize("around", [False, True], ids=["pool over budget", "budget over pool"])
+def test_the_budget_both_ways_round(device: Any, around: bool) -> None:
+    device()
+    source = AsyncCudaResource()
+    if around:
+        resource: Any = GlobalDeviceBudget(PoolResource(source), 10 * MIB)
+    else:
+        resource = PoolResource(GlobalDeviceBudget(source, 10 * MIB))
+    for size in (8, 3, 9, 10, 1, 10):
+        block = resource.allocate(size * MIB, 0)
+        resource.deallocate(block)
+    held = resource.allocate(6 * MIB, 0)
+    with pytest.raises(OutOfMemory) as caught:
+        resource.allocate(6 * MIB, 0)
+    assert isinstance(caught.value, OutOfBudget) or not around
+    resource.deallocate(held)
+    resource.reap_pending()
+    assert resource.bytes_outstanding == 0
+    snapshot = resource.budget_snapshot()
+    assert snapshot.limit == 10 * MIB
+    # a budget over a pool limits what is in use, one below it what is kept
+    assert snapshot.reserved == (0 if around else resource.bytes_reserved)
+    resource.close()
+
+
+# --- giving back ----------------------------------------------------------------------------------------------------
+
+
+def test_trim_gives_back_what_is_unused(driver: Any, new_stream: Callable[[], Any]) -> None:
+    pool = PoolResource(AsyncCudaResource())
+    stream = new_stream()
+    held = [pool.allocate(5 * MIB, stream) for _ in range(6)]
+    for block in held[:5]:
+        pool.deallocate(block)
+    before = pool.bytes_reserved
+    freed = pool.trim()
+    assert freed > 0
+    assert pool.bytes_reserved == before - freed
+    assert pool.counters.trimmed > 0
+    pool.deallocate(held[5])
+    assert pool.trim(keep=100 * MIB) == 0
+    pool.trim()
+    assert pool.bytes_reserved == 0
+    pool.close()
+
+
+def test_memory_unused_for_long_is_given_back(device: Any) -> None:
+    sim = device()
+    pool = PoolResource(AsyncCudaResource(), idle_seconds=60)
+    now = [1000.0]
+    pool.homes.clock = lambda: now[0]
+    idle, busy = as_stream(sim.Stream()), as_stream(sim.Stream())
+    pool.deallocate(pool.allocate(32 * MIB, idle))
+    for _ in range(6):
+        now[0] += 31
+        block = pool.allocate((5 + int(now[0]) % 50) * MIB, busy)  # a request that no bin serves
+        pool.deallocate(block)
+    assert pool.counters.shrunk >= 1
+    assert pool.homes.of(idle).reserved == 0
+    pool.close()
+
+
+def test_streams_that_nothing_lives_on_are_let_go(device: Any) -> None:
+    sim = device()
+    pool = PoolResource(AsyncCudaResource())
+    for _ in range(200):
+        pool.deallocate(pool.allocate(MIB, sim.Stream()))
+    pool.reap_pending()
+    gc.collect()
+    cuglue.core.device.device_state(sim, 0).retire.run_forgotten()
+    assert len(pool.homes.all()) <= 65
+    assert sim.inventory()["streams"] < 80
+    assert pool.counters.misses == 200
+    pool.close()
+
+
+def test_closing_gives_everything_back_and_refuses_the_rest(driver: Any) -> None:
+    pool = PoolResource(AsyncCudaResource())
+    pointer = pool.malloc(1000)
+    with pytest.warns(ResourceWarning, match="1 pieces in use by CuPy arrays"):
+        pool.close()
+    pool.close()
+    for call in (lambda: pool.malloc(100), lambda: pool.allocate(100)):
+        with pytest.raises(ClosedError):
+            call()
+    assert pool.bytes_reserved > 0
+    del pointer
+    cuglue.core.device.device_state(driver, 0).retire.run_forgotten()
+    assert pool.bytes_reserved == 0
+
+
+def test_a_forgotten_pool_gives_its_pages_back(device: Any) -> None:
+    sim = device()
+    source = AsyncCudaResource()
+    pool = PoolResource(source)
+    pool.malloc(1000)
+    del pool
+    gc.collect()
+    cuglue.core.device.device_state(sim, 0).retire.run_forgotten()
+    source.reap_pending()
+    assert source.bytes_outstanding == 0
+    source.close()
+
+
+def test_an_array_keeps_its_pool_alive(device: Any) -> None:
+    sim = device()
+    pointer = PoolResource(AsyncCudaResource()).malloc(1000)
+    gc.collect()
+    state = cuglue.core.device.device_state(sim, 0)
+    state.retire.run_forgotten()
+    assert sim.inventory()["malloc_async"] == 1
+    del pointer
+    gc.collect()
+    state.retire.run_forgotten()
+    assert sim.inventory()["malloc_async"] == 0
+
+
+# --- graphs ---------------------------------------------------------------------------------------------------------
+
+
+def test_growing_is_refused_while_the_stream_captures(device: Any) -> None:
+    sim = device()
+    pool = PoolResource(AsyncCudaResource())
+    stream = as_stream(sim.Stream())
+    pool.deallocate(pool.allocate(MIB, stream))
+    sim.capture_begin(stream.handle, cuglue.driver.protocol.CaptureMode.RELAXED)
+    block = pool.allocate(MIB, stream)  # what is free may be used
+    with pytest.raises(CaptureError):
+        pool.allocate(50 * MIB, stream)
+    pool.deallocate(block)
+    sim.graph_destroy(sim.capture_end(stream.handle))
+    pool.close()
+
+
+def test_memory_of_a_graph_stays_out_of_general_use(device: Any) -> None:
+    sim = device()
+    pool = PoolResource(AsyncCudaResource(), max_bytes=40 * MIB)
+    stream = sim.Stream()
+    with stream:
+        before = pool.malloc(MIB)
+        with pool.graph_memory(stream) as memory:
+            used = {pool.malloc(MIB).ptr for _ in range(3)}
+            inside = pool.malloc(2 * MIB)
+            used.add(inside.ptr)
+        assert memory.bytes_reserved >= 2 * MIB
+        del inside
+        others = [pool.malloc(MIB).ptr for _ in range(10)]
+        assert not used & set(others)
+        pool.trim()
+        kept = memory.bytes_reserved
+        assert kept >= 2 * MIB
+        with pytest.raises(PoolCapacityExceeded):
+            pool.malloc(40 * MIB)
+        assert memory.bytes_reserved == kept
+        memory.close()
+        memory.close()
+        assert memory.bytes_reserved == 0
+        del before
+        pool.malloc(40 * MIB)
+    pool.close()
+
+
+# --- counters -------------------------------------------------------------------------------------------------------
+
+
+def test_counters_of_every_mechanism(device: Any) -> None:
+    sim = device(mib=96)
+    pool = PoolResource(AsyncCudaResource(), max_bytes=64 * MIB)
+    now = [0.0]
+    pool.homes.clock = lambda: now[0]
+    streams = [as_stream(sim.Stream()) for _ in range(3)]
+    choose = random.Random(3)
+    held: list[Any] = []
+    for turn in range(600):
+        now[0] += 1
+        if held and (len(held) > 12 or choose.random() < 0.4):
+            pool.deallocate(held.pop(choose.randrange(len(held))))
+        size = choose.choice([1000, 40_000, MIB, 3 * MIB, 5 * MIB, 9 * MIB]) + choose.randrange(3) * 512
+        stream = streams[0] if turn % 200 < 150 else streams[turn % 3]
+        try:
+            block = pool.allocate(size, stream)
+        except OutOfMemory:
+            pool.deallocate(held.pop())
+            continue
+        sim.fill_async(block.ptr, 1, block.nbytes, stream.handle)
+        held.append(block)
+    for block in held:
+        pool.deallocate(block)
+    for size in range(5, 40, 3):
+        pool.deallocate(pool.allocate(size * MIB, streams[0]))
+    pool.trim()
+    pool.deallocate(pool.allocate(MIB, streams[1]))
+    for size in (10, 15, 20, 25):
+        now[0] += 100
+        pool.deallocate(pool.allocate(size * MIB, streams[2]))
+    limited = PoolResource(pool.upstream, max_bytes=64 * KIB)
+    limited.deallocate(limited.allocate(100, streams[0]))
+    counters = pool.counters
+    counters.fallbacks += limited.counters.fallbacks
+    unused = [name for name in type(counters).__slots__ if not getattr(counters, name)]
+    assert unused == []
+    limited.trim()
+    pool.close()
