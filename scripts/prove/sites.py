@@ -28,7 +28,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "retire": ("push", "forget", "drain", "run_forgotten", "give_event"),
     "pin": ("pin", "unpin"),
     "publish": ("publish",),
-    "lease": ("issue", "check_leave", "check_exportable"),
+    "lease": ("issue", "check_leave", "check_exportable", "own"),
     "capture": ("refuse_capture",),
     "state": ("step", "advance", "check_open"),
 }  # fmt: skip
@@ -49,6 +49,7 @@ LISTS = (
     "events",
     "uses",
     "partners",
+    "owners",
 )
 _APPENDS = ("append", "appendleft", "extend", "add")
 #: Comparisons that read one of these decide whether to wait, to free or to refuse.

@@ -30,6 +30,10 @@ class DeviceState:
         self.device = device
         self.capabilities = driver.capabilities(device)
         self.streams: dict[Any, weakref.ref[Stream]] = {}  # by handle; per-thread streams by (handle, thread)
+        # What owns the handle of a record, by the record's id. In reach of everything, so that the collector never
+        # takes an owner for garbage together with memory that is still to be freed on its stream: it would finalise
+        # the two in any order.
+        self.owners: dict[int, object] = {}
         self.retire: RetireQueue = RetireQueue(self)
         self.refuge: Stream | None = None  # where memory is freed whose own stream may not be named any more
         # Held from the first wait to the stamp of an operation: two threads on one block must not interleave there.

@@ -64,14 +64,20 @@ class Stream:
         self.driver: Driver = state.driver
         self.device = state.device
         self.handle = handle
-        self.owner = owner
         self.thread = thread  # of a per-thread default stream; other threads cannot name it
         self.id = next(_ids)
+        self.own(owner)
         self.seq = 0
         self.completed = 0
         self.synced: dict[int, int] = {}
         self._events: deque[tuple[int, int]] = deque()  # (seq covered, event), oldest first
         self._lock = threading.Lock()
+
+    def own(self, owner: object) -> None:
+        """Keep ``owner`` alive as long as this record."""
+        self.owner = owner
+        if owner is not None:
+            self.state.owners[self.id] = owner
 
     # --- what we submitted --------------------------------------------------------------------------------------
     def submit(self) -> int:
@@ -240,8 +246,11 @@ class Stream:
         return f"Stream(id={self.id}, handle={self.handle:#x}, device={self.device})"
 
     def __del__(self) -> None:
-        for _, event in self._events:
-            self.state.give_event(event)
+        # What was freed in the same cycle may bring this record back to life: it must not give an event twice, and
+        # its own reference to the owner, which is still there, is what keeps the handle good then.
+        self.state.owners.pop(self.id, None)
+        while self._events:
+            self.state.give_event(self._events.popleft()[1])
 
 
 def as_stream(obj: object = None, *, device: int | None = None, driver: Driver | None = None) -> Stream:
@@ -277,7 +286,7 @@ def as_stream(obj: object = None, *, device: int | None = None, driver: Driver |
     record = reference() if reference is not None else None
     if record is not None and record.owner is None and owner is not None:
         if record.nameable():
-            record.owner = owner
+            record.own(owner)
         else:
             record = None  # known by its number alone: it may be gone, and its handle somebody else's by now
     if record is None:
