@@ -7,13 +7,18 @@ import pytest
 from cuglue.driver.sim import HazardError, SimDriver
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_wait_for_the_device_orders_what_a_destroyed_stream_did(seed: int) -> None:
+@pytest.mark.parametrize("ran", ["before", "after", "not"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_wait_for_the_device_orders_what_a_destroyed_stream_did(seed: int, ran: str) -> None:
     driver = SimDriver(seed)
     one, two = driver.stream_create(0), driver.stream_create(0)
     ptr = driver.malloc(64, 0)
     driver.fill_async(ptr, 1, 64, one)
+    if ran == "before":
+        driver.pump()
     driver.stream_destroy(one)
+    if ran == "after":
+        driver.pump()
     driver.device_synchronize(0)
     driver.fill_async(ptr, 2, 64, two)
     driver.stream_synchronize(two)

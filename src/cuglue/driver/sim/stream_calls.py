@@ -57,6 +57,7 @@ class StreamCalls(Core):
             self._lose_capture(queue.capture, queue)
         self._streams.pop(handle)
         self._scheduler.retire(queue)
+        join(self._devices[queue.device].gone, queue.clock)
 
     @driver_call
     def stream_query(self, stream: int) -> bool:
