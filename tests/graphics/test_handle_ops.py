@@ -448,6 +448,7 @@ def test_A3_a_context_that_is_gone_takes_its_registrations(driver: Driver) -> No
     assert live.released
     handle.close()
     assert handle.closed
+    assert handle._life.closed
     with pytest.raises(ClosedError):
         handle.map()
 

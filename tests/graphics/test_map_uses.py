@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import OpenGL.GL as GL
 import pytest
-from graphics.subjects import make_texture, registered_texture
+from graphics.subjects import make_texture, registered_buffer, registered_texture
 
 import cuglue
 from cuglue.core.stream import Stream
@@ -154,6 +154,57 @@ def test_memory_is_not_freed_under_a_reader(driver: Any) -> None:
         del m
         subject.handle.close()
         driver.device_synchronize(0)
+
+
+# --- consumers ------------------------------------------------------------------------------------------------
+
+
+def test_a_consumer_of_one_map_comes_after_one_of_another(driver: Any, streams: list[Stream]) -> None:
+    """Of the same memory, announced after both maps were made."""
+    one, two, three = streams
+    with registered_buffer(driver) as subject:
+        first, second = subject.handle.map_mut(one.owner), subject.handle.map_mut(two.owner)
+        first.order_consumer(three)
+        first.note_consumer(three)
+        driver.fill_async(first.device_ptr, 4, first.size, three.handle)
+        reader = cuglue.as_stream(driver.Stream())
+        second.order_consumer(reader)
+        seen = copy_out(second, reader)
+        second.note_consumer(reader)
+        first.release()
+        second.release()
+        reader.synchronize()
+        assert (seen == 4).all()
+
+
+def test_a_consumer_comes_after_what_another_queued_since(driver: Any, streams: list[Stream]) -> None:
+    """An event that was recorded before does not cover it."""
+    one, two, three = streams
+    with registered_buffer(driver) as subject:
+        with subject.handle.map_mut(one.owner) as m:
+            m.order_consumer(two)
+            m.note_consumer(two)
+            three.wait_for(two, two.seq)
+            driver.fill_async(m.device_ptr, 4, m.size, two.handle)
+            m.order_consumer(three)
+            seen = copy_out(m, three)
+            m.note_consumer(three)
+        three.synchronize()
+        assert (seen == 4).all()
+
+
+def test_a_recorded_stream_is_known_to_other_maps(driver: Any, streams: list[Stream]) -> None:
+    one, two, three = streams
+    with registered_buffer(driver) as subject:
+        first, second = subject.handle.map_mut(one.owner), subject.handle.map_mut(one.owner)
+        two.wait_for(one, one.submit())
+        copy_out(first, two)
+        first.record(two.owner)
+        second.order_consumer(three)
+        driver.fill_async(second.device_ptr, 4, second.size, three.handle)
+        second.note_consumer(three)
+        first.release()
+        second.release()
 
 
 # --- its memory -----------------------------------------------------------------------------------------------

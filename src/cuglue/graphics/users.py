@@ -107,7 +107,7 @@ class MapUsers(Exporter):
 
     def order_host(self) -> None:
         """Block the host until all pending work on the memory is done."""
-        for stream in (*(s for s, q in self.share.block.uses() if s.completed < q), *self._consumers):
+        for stream in {**dict(self.share.block.uses()), **self._consumers}:
             stream.synchronize()
 
     def cai_stream(self) -> int | None:

@@ -148,6 +148,7 @@ class HandleSuite:
             raised(ClosedError, m.__dlpack__)
             raised(ClosedError, m.numpy)
             raised(ClosedError, lambda: m.planes)
+            raised(ClosedError, lambda: m.block)
             raised(ClosedError, lambda: m.record())
             assert "released" in repr(m)
 
@@ -292,6 +293,7 @@ class HandleSuite:
         with self.make() as subject:
             handle, expected = subject.handle, self.pattern(subject)
             m = handle.map_mut()
+            handle.close()
             handle.close()
             assert handle.closed
             assert not m.released
