@@ -55,9 +55,8 @@ class Registration:
         if self._users == 1:
             self._give_back(stream)
         else:
-            self._known_uses().finish(
-                stream, Access.READ
-            )  # whatever was queued there comes before the hand-over
+            # Whatever was queued there comes before the hand-over.
+            self._known_uses().finish(stream, Access.READ)
         self._users -= 1
 
     def undo_map(self, stream: Stream, error: BaseException) -> None:
