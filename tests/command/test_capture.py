@@ -150,6 +150,16 @@ def test_C32_the_warmup_finds_the_memory_that_the_recording_uses(
     graph.close()
 
 
+def test_C32_memory_that_was_dropped_without_closing_is_found_too(rt: Runtime, stream: Any) -> None:
+    capture = rt.capture(stream)
+    capture.prepare()
+    temporary = rt.empty(640, stream=stream)
+    del temporary
+    capture.begin()
+    assert rt.empty(640, stream=stream).bound
+    capture.end().close()
+
+
 def test_C36_memory_of_a_graph_is_given_to_nobody_else(rt: Runtime, stream: Any, floats: Any) -> None:
     a, b = floats
     with rt.capture(stream) as capture:
@@ -191,10 +201,11 @@ def test_C36_closing_gives_the_memory_back_and_untouched_memory_at_once(sim: Sim
         assert rt.resource.bytes_outstanding == base + 3 * 4 * N
         graph = capture.graph
         graph.replay()
+        stream.synchronize()
         graph.close()
+        assert sim.inventory()["executables"] == 0  # its replays are done, so it went at once
         graph.close()
-        rt.synchronize()
-        rt._state.retire.drain()
+        rt.empty(4, stream=stream).close()
         assert rt.resource.bytes_outstanding == base
         inventory = sim.inventory()
         assert (inventory["graphs"], inventory["executables"]) == (0, 0)
@@ -490,6 +501,8 @@ def test_C38_a_failing_upload_does_no_harm(rt: Runtime, driver: Any, stream: Any
 
 def test_C39_what_is_refused_inside(rt: Runtime, stream: Any, x: Any, calls: Calls) -> None:
     foreign = rt.create(np.zeros(N, "i4"), stream=rt.stream(1))
+    with rt.capture(stream) as earlier:
+        pass
     with rt.capture(stream) as capture:
         increment(rt, x, stream=stream)
         calls.clear()
@@ -501,13 +514,14 @@ def test_C39_what_is_refused_inside(rt: Runtime, stream: Any, x: Any, calls: Cal
                 lambda: cmd.read_async(x.descriptor(N, "i4")),
                 lambda: rt.command(In(foreign), stream=stream),
                 lambda: rt.command(In(x), stream=rt.stream(1)),
-                lambda: capture.graph.replay(),
+                earlier.graph.replay,
             ):
                 with pytest.raises(CaptureError):
                     refused()
             cmd.flush_drops()
         assert calls.count("event_record") == calls.count("stream_wait_event") == 0
-        assert calls.count("stream_synchronize") == 0
+        assert calls.count("stream_synchronize") == calls.count("graph_launch") == 0
+    earlier.graph.close()
     with capture.graph as graph:
         graph.replay()
         assert value(rt, x, stream) == 1

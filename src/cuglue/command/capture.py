@@ -189,7 +189,7 @@ class Capture:
             self._primed = None
 
     def _check_owner(self, what: str) -> None:
-        if self._lane.capture_owner is not self and self._state is not CaptureState.NONE:
+        if self._lane.capture_owner not in (None, self):
             raise CaptureError(
                 repr(self),
                 got=f"'{what}' of a capture that {self._lane.capture_owner!r} began",

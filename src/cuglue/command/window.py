@@ -136,9 +136,9 @@ def refuse_transient(uses: Uses) -> None:
     Raises:
         CaptureError: it belongs to a map, or to an array library's stream outside the capture.
     """
-    for array, _, _, _ in uses.entries:
+    for array, operand, _, _ in uses.entries:
         owner = getattr(array, "export_owner", None)
-        if owner is not None and not isinstance(owner, BlockOwner):
+        if operand.kind != "memory" or (owner is not None and not isinstance(owner, BlockOwner)):
             raise CaptureError(
                 "recording work on a map",
                 got=repr(array),
