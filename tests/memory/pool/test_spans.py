@@ -69,14 +69,13 @@ def test_a_page_grows_and_shrinks_at_its_end() -> None:
     taken = heap.take(1024)
     heap.give(page.extend(2048))
     assert page.nbytes == 3072
-    assert heap.take(2048) is taken.after
-    assert page.shorten() == 0
-    heap.give(taken.after)
-    heap.remove(taken.after)
-    assert page.shorten() == 2048
+    more = heap.take(2048)
+    assert more is taken.after is page.end
+    page.shorten()
     assert page.nbytes == 1024
-    heap.give(taken)
-    assert page.shorten() == 0  # the last one stays
+    assert page.end is taken
+    with pytest.raises(ValueError, match="keeps its first span"):
+        page.shorten()
 
 
 def test_a_page_gets_its_address_later() -> None:

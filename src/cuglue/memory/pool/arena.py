@@ -201,6 +201,10 @@ class Arena:
         self.reserved += page.nbytes
         self.give(page.first)
 
+    def last(self, *, small: bool) -> Page | None:
+        """The page taken last, for small requests or for large ones."""
+        return next((page for page in reversed(self.pages) if page.small is small), None)
+
     def unused(self) -> list[Page]:
         """The pages that are one free span of this arena; spans in bins are not free."""
         return [page for page in self.pages if page.unused and page.first.home is self]
@@ -210,6 +214,28 @@ class Arena:
         unused = [] if class_size(nbytes) <= SMALL else [page for page in self.unused() if not page.small]
         worth = sum(page.nbytes for page in unused) * WORTH_REPLACING >= self.reserved
         return [page for page in unused if page.nbytes < class_size(nbytes)] if worth else []
+
+    def extended(self, page: Page, more: Span) -> None:
+        """A page got longer by ``more``."""
+        self.reserved += more.size
+        self.give(more)
+
+    def cut_end(self, page: Page, size: int) -> Span | None:
+        """The last ``size`` bytes of ``page`` as a span that is in no heap, if they are not used."""
+        end = page.end
+        if not size or not end.free or end.home is not self or end.size < size:
+            return None
+        self.remove(end)
+        if end.size == size:
+            return end
+        piece = end.split(end.size - size)
+        piece.free = False
+        self.give(end)
+        return piece
+
+    def shortened(self, nbytes: int) -> None:
+        """A page lost ``nbytes`` at its end."""
+        self.reserved -= nbytes
 
     def drop(self, page: Page) -> None:
         """Forget an unused page."""

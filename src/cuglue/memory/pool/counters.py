@@ -14,6 +14,7 @@ class PoolCounters:
         splits, coalesced: spans cut in two, and merged with a neighbour.
         flushes: how often the bins of a stream were emptied.
         grown: pages taken from upstream; fallbacks: of these, those of the exact size after more was refused.
+        extended: pages made longer where they were.
         replaced: unused pages given back before a larger one was taken.
         stolen: spans taken over from another stream.
         drained: pages of other streams given back for a request.
@@ -28,6 +29,7 @@ class PoolCounters:
     flushes: int = 0
     grown: int = 0
     fallbacks: int = 0
+    extended: int = 0
     replaced: int = 0
     stolen: int = 0
     drained: int = 0

@@ -162,10 +162,28 @@ class Homes:
                 if wanted(page):
                     self._drop(home, page)
                     dropped += 1
+            dropped += self._shorten(home)
             if home in self._others and not home.pages and not home.free_bytes:
                 self._others.remove(home)
                 self._keep_counts(home)
         return dropped
+
+    def _shorten(self, home: Home) -> int:
+        """Give back the unused ends of pages that can be shortened; how many (lock held)."""
+        by = self.upstream.expandable
+        done = 0
+        if by is None:
+            return 0
+        for page in list(home.pages):
+            while piece := home.cut_end(page, by.ending(page.source, page.nbytes)):
+                try:
+                    self.upstream.shrink(page, piece.size, by)
+                except BaseException:
+                    home.give(piece)
+                    raise
+                home.shortened(piece.size)
+                done += 1
+        return done
 
     def _drop(self, home: Home, page: Page) -> None:
         self.upstream.drop(page, home.stream)

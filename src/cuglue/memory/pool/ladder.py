@@ -61,7 +61,10 @@ class Ladder(Homes):
         ) from cause
 
     def _grow(self, home: Home, nbytes: int) -> Span | None:
-        """Take a page from upstream; None if it has none."""
+        """Take a page from upstream, or more of the last one; None if it has none."""
+        span = self._extend(home, nbytes)
+        if span is not None:
+            return span
         with self.lock:
             # A graph may use every address that it was ever given.
             for page in [] if home.private else home.replaceable(nbytes):
@@ -73,6 +76,25 @@ class Ladder(Homes):
             span = self._grow_by(home, nbytes, enough)
             self.counters.fallbacks += span is not None
         return span
+
+    def _extend(self, home: Home, nbytes: int) -> Span | None:
+        """Make the last page longer, by no more than is missing at its end."""
+        by = self.upstream.expandable
+        if by is None:
+            return None
+        size = class_size(nbytes)
+        with self.lock:
+            page = home.last(small=size <= SMALL)
+            if page is None:
+                return None
+            end = page.end
+            missing = size - end.size if end.free and end.home is home else size
+            more = self.upstream.extend(page, missing, by)
+            if more is None:
+                return None
+            self.counters.extended += 1
+            home.extended(page, more)
+            return home.take(nbytes, whole=True)
 
     def _grow_by(self, home: Home, nbytes: int, size: int) -> Span | None:
         try:

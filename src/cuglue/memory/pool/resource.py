@@ -43,7 +43,7 @@ from .ladder import Ladder
 from .layouts import MemoryConfiguration, PoolLayout
 from .plans import Plans
 from .shortage import explain
-from .spans import ALIGN, Span
+from .spans import Span
 from .stream_memory import StreamMemory
 from .upstream import Upstream
 

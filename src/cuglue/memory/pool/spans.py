@@ -59,26 +59,29 @@ class Page:
         """Whether the page is one free span."""
         return self.first.free and self.first.after is None
 
-    def extend(self, nbytes: int) -> Span:
-        """The page is ``nbytes`` longer; the new span at its end, free and not merged."""
+    @property
+    def end(self) -> Span:
+        """The last span."""
         last = self.first
         while last.after is not None:
             last = last.after
+        return last
+
+    def extend(self, nbytes: int) -> Span:
+        """The page is ``nbytes`` longer; the new span at its end, free and not merged."""
+        last = self.end
         span = Span(self, self.nbytes, nbytes)
         last.after, span.before = span, last
         self.nbytes += nbytes
         return span
 
-    def shorten(self) -> int:
-        """Cut off the last span if it is free and not the only one; its size, else 0."""
-        last = self.first
-        while last.after is not None:
-            last = last.after
-        if not last.free or last.before is None:
-            return 0
+    def shorten(self) -> None:
+        """Cut off the last span, which is in no heap and not the only one."""
+        last = self.end
+        if last.before is None:
+            raise ValueError("a page keeps its first span")
         last.before.after = None
         self.nbytes -= last.size
-        return last.size
 
 
 class Span:

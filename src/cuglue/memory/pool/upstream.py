@@ -10,10 +10,11 @@ from typing import Any
 
 from ...core.stream import Stream
 from ...driver.protocol import Access
-from ...errors import PoolCapacityExceeded
+from ...errors import OutOfMemory, PoolCapacityExceeded
 from ..block import DeviceBlock
 from ..resource import DeviceMemoryResource, entry
-from .spans import Page
+from .expandable import ExpandableCudaResource
+from .spans import Page, Span
 
 _TAG = "pool"
 # What has pages out must not be garbage together with its pool: finalisers run in any order, and those of the resource
@@ -51,7 +52,8 @@ class Upstream:
             PoolCapacityExceeded: over the limit; the resource was not asked.
             OutOfMemory: the resource has no memory.
         """
-        page = Page(0, nbytes)
+        by = self.expandable
+        page = Page(0, nbytes if by is None else by.whole(nbytes))
         self.place(page, stream)
         return page
 
@@ -87,6 +89,34 @@ class Upstream:
                 source.finish(stream, Access.READ)  # the last user was not the stream that the page came on
             self._deallocate(source)
         self._release(page.nbytes)
+
+    # --- pages that grow in place -------------------------------------------------------------------------------
+    @property
+    def expandable(self) -> ExpandableCudaResource | None:
+        """The resource, if its pages can be extended."""
+        return self.resource if isinstance(self.resource, ExpandableCudaResource) else None
+
+    def extend(self, page: Page, nbytes: int, by: ExpandableCudaResource) -> Span | None:
+        """At least ``nbytes`` more at the end of ``page``, as a free span; None if there is no memory, or no room."""
+        size = by.whole(nbytes)
+        try:
+            self._claim(size)
+        except PoolCapacityExceeded:
+            return None
+        try:
+            by.extend(page.source, page.nbytes, size)
+        except BaseException as error:
+            self._release(size)
+            if isinstance(error, OutOfMemory):
+                return None
+            raise
+        return page.extend(size)
+
+    def shrink(self, page: Page, nbytes: int, by: ExpandableCudaResource) -> None:
+        """Take ``nbytes`` away from the end of ``page``, where a span of that size is. Waits for the device."""
+        by.shrink(page.source, page.nbytes, nbytes)
+        page.shorten()
+        self._release(nbytes)
 
     def _claim(self, nbytes: int) -> None:
         with self._lock:
