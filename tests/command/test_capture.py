@@ -377,6 +377,13 @@ def test_a_warmup_comes_before_anything_is_recorded(rt: Runtime, stream: Any, x:
     capture.graph.close()
 
 
+def test_the_legacy_default_stream_cannot_capture(rt: Runtime, calls: Calls) -> None:
+    for stream in (0, 1):
+        with pytest.raises(CaptureError, match="another stream"), rt.capture(stream):
+            pass
+    assert calls.count("capture_begin") == 0
+
+
 def test_a_stream_that_somebody_else_captures_is_left_alone(sim: SimDriver) -> None:
     with Runtime() as rt:
         stream = rt.stream(0)

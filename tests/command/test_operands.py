@@ -15,7 +15,7 @@ from cuglue import In, InOut, Kernel, Out, Runtime
 from cuglue.command.operands import Place, operand_of
 from cuglue.core.block import Block
 from cuglue.driver.sim import SimDriver
-from cuglue.errors import ClosedError, StreamMisuse, UsageError
+from cuglue.errors import ClosedError, LaunchError, StreamMisuse, UsageError
 
 N = 256
 
@@ -163,6 +163,28 @@ def test_a_cupy_array_on_its_own_current_stream_needs_nothing(sim: SimDriver) ->
         sim.free(block.ptr, 0)
 
 
+def test_an_array_made_from_a_buffer_or_a_view_has_its_block(sim: SimDriver) -> None:
+    class Unowned:
+        """CuPy's memory object over memory that it was given."""
+
+        def __init__(self, ptr: int, owner: Any) -> None:
+            self.ptr, self.size, self.device_id, self._owner = ptr, 4 * N, 0, owner
+
+    with Runtime() as rt:
+        x = rt.create(np.zeros(N, "i4"), stream=rt.stream(1))
+        rt.synchronize()
+        view = x.array((N,), "i4")
+        by_token = Unowned(x.ptr, x.storage.ledger.issue(x.storage, "cupy()"))  # what view.cupy() makes
+        by_interface = Unowned(x.ptr, view)  # what cupy.asarray(view) makes
+        for memory in (by_token, by_interface):
+            array = cupy_like(sim, memory, np.zeros(N, "i4"))
+            rt.launch(INCREMENT, 1, N, InOut(array), N, 1, stream=rt.stream(2), strict=True)
+            assert x.block.write_stream is rt.stream(2)
+            rt.synchronize()
+        assert set(rt.read(x, dtype="i4").result()) == {1}
+        del by_token, by_interface, memory, array
+
+
 def test_memory_that_nobody_tracks(sim: SimDriver) -> None:
     class Foreign:
         def __init__(self, ptr: int) -> None:
@@ -242,6 +264,46 @@ def test_cupy_arrays_in_and_out() -> None:
                     rt.launch(SAXPY, 1, N, x, Out(y), 1.0, N)
                 del x, y
         cp.cuda.Device().synchronize()
+
+
+@pytest.mark.gpu
+def test_arrays_made_from_buffers_are_the_buffers() -> None:
+    import cupy as cp
+
+    with Runtime(driver="cuda") as rt:
+        x = rt.create(np.zeros(N, "i4"), stream=rt.stream(1))
+        view = x.array((N,), "i4")
+        for array in (view.cupy(), cp.asarray(view), cp.from_dlpack(view)):
+            array += 1
+            rt.launch(INCREMENT, 1, N, InOut(array), N, 1, stream=rt.stream(2))
+            array += 1
+        for array in (view.cupy(), cp.asarray(view)):
+            rt.launch(INCREMENT, 1, N, InOut(array), N, 1, stream=rt.stream(2), strict=True)
+        assert set(rt.read(x, dtype="i4").result()) == {11}
+
+
+@pytest.mark.gpu
+@pytest.mark.interop
+def test_torch_tensors() -> None:
+    import torch
+
+    with Runtime(driver="cuda") as rt:
+        stream = rt.stream(1)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x = torch.arange(N, dtype=torch.float32, device="cuda")
+            y = torch.zeros(N, dtype=torch.float32, device="cuda")
+            for _ in range(3):
+                rt.launch(SAXPY, 1, N, In(x), Out(y), 2.0, N, stream=stream)
+                x += y
+            np.testing.assert_array_equal(x.cpu().numpy(), 27 * np.arange(N, dtype="f4"))
+        buffer = rt.create(np.zeros(N, "i4"), stream=stream)
+        tensor = torch.from_dlpack(buffer.array((N,), "i4"))
+        rt.launch(INCREMENT, 1, N, InOut(tensor), N, 4, stream=stream, strict=True)
+        assert buffer.block.write_stream is stream
+        assert set(tensor.tolist()) == {4}
+        for bad, says in ((x.cpu(), "cpu"), (x.double(), "float64"), (x.reshape(16, -1).T, "gaps")):
+            with pytest.raises((UsageError, LaunchError), match=says):
+                rt.launch(SAXPY, 1, N, In(bad), Out(y), 2.0, N)
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from ..core.stream import Stream
-from ..driver.protocol import CaptureMode
+from ..driver.protocol import LEGACY_STREAM, CaptureMode
 from ..errors import CaptureError, ClosedError, CuglueError, DriverError
 from ..lifecycle import CAPTURE, CaptureState, Owned, step
 from .lane import Lane
@@ -72,6 +72,13 @@ class Capture:
             CaptureError: the stream has a capture already.
         """
         lane = self._lane
+        if lane.stream.handle in (0, LEGACY_STREAM):
+            raise CaptureError(
+                repr(self),
+                got="the legacy default stream, which cannot capture",
+                expected="another stream",
+                hint="Use runtime.stream(0), or work under `with cupy.cuda.Stream(non_blocking=True)`",
+            )
         if lane.capture_owner is None:
             lane.stream.refuse_capture("prepare a capture")
         state = step(CAPTURE, self._state, "prepare", repr(self))

@@ -119,7 +119,8 @@ class Future(Generic[T]):
             arrived: asyncio.Future[None] = loop.create_future()
 
             def tell(_: Future[T]) -> None:
-                loop.call_soon_threadsafe(_wake, arrived)
+                if not loop.is_closed():  # nobody waits any more
+                    loop.call_soon_threadsafe(_wake, arrived)
 
             self.add_done_callback(tell)
             yield from arrived
@@ -174,7 +175,7 @@ class _Watcher:
         with self._wake:
             self._watched.append((future, pause))
             self._woken = True
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():  # a forked child has no thread
                 self._thread = threading.Thread(target=self._run, name="cuglue-futures", daemon=True)
                 self._thread.start()
             self._wake.notify()

@@ -113,9 +113,8 @@ class Lane:
                 second.add_note(f"the first attempt failed too: {first}")
                 raise
         if block.write_stream is not self.stream or not block.write_seq:
-            block.finish(
-                self.stream, Access.WRITE
-            )  # one stamp for every resource: there once the allocation is
+            # One stamp for every resource: the memory is there once the allocation is.
+            block.finish(self.stream, Access.WRITE)
         release = self.resource.deallocate if self.warmup is None else self.warmup.take_back
         return self._buffer(Storage(block, release), nbytes)
 

@@ -17,7 +17,9 @@ from ..core.block import BlockLife
 from ..core.stream import Stream, as_stream
 from ..driver.protocol import Access, Driver
 from ..errors import UsageError
+from ..exchange.tokens import ExportToken
 from ..exchange.view import Exporter
+from ..memory.cupy_plug import block_of
 
 
 class Declared:
@@ -121,12 +123,21 @@ class Operand:
 class Place:
     """Where operands have to be: the driver and device of a runtime, and which runtime it is."""
 
-    __slots__ = ("device", "driver", "service")
+    __slots__ = ("block_at", "device", "driver", "service")
 
-    def __init__(self, driver: Driver, device: int, service: int) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        device: int,
+        service: int,
+        block_at: Callable[[int], BlockLife | None] = lambda address: None,
+    ) -> None:
         self.driver = driver
         self.device = device
         self.service = service
+        self.block_at = (
+            block_at  # the block at an address: for tensors, which do not say whose memory they are
+        )
 
 
 def operand_of(array: Any, place: Place) -> Operand:
@@ -219,9 +230,7 @@ def partners_of(owner: Any, place: Place) -> tuple[Stream, ...]:
 
 def _cupy_array(array: Any, place: Place) -> Operand:
     memory = array.data.mem
-    block = (
-        memory if isinstance(memory, BlockLife) else getattr(getattr(memory, "_owner", None), "block", None)
-    )
+    block = _block_behind(memory)
     _on_device(array, memory.device_id, place)
     current = as_stream(None, device=place.device, driver=place.driver)
     home = block.stream if block is not None else current
@@ -236,21 +245,41 @@ def _cupy_array(array: Any, place: Place) -> Operand:
     )
 
 
+def _block_behind(memory: Any) -> BlockLife | None:
+    """The block behind CuPy's memory object: of one of our resources, or of what the array was made from.
+
+    Raises:
+        ClosedError: it was made from a map that was left.
+    """
+    block = block_of(memory)
+    if block is not None:
+        return block
+    owner = getattr(memory, "_owner", None)  # of memory that CuPy was given
+    if isinstance(owner, ExportToken):
+        owner = owner.owner
+    elif isinstance(owner, Exporter):
+        owner = owner.export_owner
+    return block_of(owner)
+
+
 def _torch_tensor(tensor: Any, place: Place) -> Operand:
     if tensor.device.type != "cuda":
         raise _not_device(tensor, f"a tensor on {tensor.device}")
     _on_device(tensor, tensor.device.index, place)
     torch = sys.modules["torch"]
     current = as_stream(torch.cuda.current_stream(place.device), device=place.device, driver=place.driver)
+    ptr = tensor.data_ptr()
+    block = place.block_at(ptr)
+    home = block.stream if block is not None else current
     size = tensor.element_size()
     return Operand(
-        tensor.data_ptr(),
+        ptr,
         tensor.numel() * size,
         tuple(tensor.shape),
         _torch_dtype(str(tensor.dtype).partition(".")[2], size),
         None if tensor.is_contiguous() else tuple(step * size for step in tensor.stride()),
-        None,
-        (current,),
+        block,
+        (current,) if home is current else (home, current),
     )
 
 

@@ -22,7 +22,7 @@ from ..lifecycle import Owned, OwnedState
 from ..memory.direct import DirectCudaResource
 from ..memory.pool.layouts import MemoryConfiguration, PoolLayout
 from ..memory.pool.resource import PoolResource
-from ..memory.resource import DeviceMemoryResource
+from ..memory.resource import DeviceMemoryResource, LayeredResource
 from . import copies
 from .buffers import Buffer
 from .capture import Capture
@@ -84,6 +84,8 @@ class Runtime(Owned):
         self.resource = self._pool or self.resource
         self.service = next(_services)
         self._place = Place(self.driver, device, self.service)
+        if isinstance(self.resource, LayeredResource):
+            self._place.block_at = self.resource.block_at
         self._lanes = Lanes(self._state, self._place, self.resource, max_streams)
         self._context = KernelContext(self.driver, device)
         self._own()
