@@ -14,6 +14,7 @@ import logging
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from ..core.block import BlockLife
@@ -124,6 +125,11 @@ class Backing(ABC):
     def post(self, function: Callable[[], object]) -> None:
         """Let ``function`` run there later. For finalisers: only appends to a queue."""
         self.state.retire.forget(lambda: _quietly(function))
+
+    @property
+    def ordering(self) -> AbstractContextManager[object]:
+        """The lock held while a map opens or is left: two threads must not interleave between a wait and its stamp."""
+        return self.state.ordering
 
     @property
     def alive(self) -> bool:

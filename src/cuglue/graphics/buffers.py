@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from ..core.block import Block
 from ..core.device import DeviceState
@@ -127,15 +128,21 @@ class ForeignBuffer(Backing):
                     got=f"a mapping of {nbytes} bytes from its ops",
                     expected=f"at least {self.size}",
                 )
-            stream.join_context()
+            with self.state.ordering:
+                stream.join_context()
+                block = Block(ptr, nbytes, stream, stream.submit(), "mapped GL buffer")
         except BaseException as error:
             try:
                 self.ops.unmap(self.resource)
             except Exception as second:  # noqa: BLE001 - the caller's code; the first error is the one to raise
                 error.add_note(f"its ops could not unmap it: {second}")
             raise
-        block = Block(ptr, nbytes, stream, stream.submit(), "mapped GL buffer")
         return Share(part, block, Layout.of((nbytes,), "u1"))
+
+    @property
+    def ordering(self) -> AbstractContextManager[object]:
+        """Inherited. None: the ops may wait for another thread, which may itself be waiting for the lock."""
+        return nullcontext()
 
     def post(self, function: Callable[[], object]) -> None:
         """Inherited. Without a runtime there is no queue, and nothing to give back."""
@@ -147,8 +154,9 @@ class ForeignBuffer(Backing):
 
     def shut(self, share: Share, stream: Stream) -> None:
         """Inherited."""
-        share.block.join_uses(stream)
-        stream.hold_context()
+        with self.state.ordering:
+            share.block.join_uses(stream)
+            stream.hold_context()
         self.ops.unmap(self.resource)
 
     def destroy(self) -> None:

@@ -15,7 +15,7 @@ from collections import deque
 from ..core.stream import Stream, as_stream
 from ..driver.protocol import Access
 from ..errors import CaptureError, ClosedError, CuglueError, MapConflictError, PublishError
-from ..lifecycle import HANDLE, HandleState, step
+from ..lifecycle import HANDLE, HandleState, busy, step
 from .backings import Backing, OpaqueBacking, Part, Share
 from .mapping import CudaMap
 from .users import unannounced_readers
@@ -69,7 +69,7 @@ class Life:
     ) -> CudaMap:
         """A live map. Runs where the backing's calls run; see :meth:`CudaHandle.map` for the arguments."""
         backing = self.backing
-        with self._lock, backing.state.ordering:
+        with self._lock, backing.ordering:
             self._leave_left_over()
             state = step(HANDLE, self._state, "map", self)
             share = self._live.get(part)
@@ -82,7 +82,8 @@ class Life:
             elif isinstance(backing, OpaqueBacking) and load and (alias or backing.volatile):
                 backing.refresh(share, stream)
             else:
-                share.block.prepare(stream, Access.READ_WRITE if writable else Access.READ)
+                with backing.state.ordering:
+                    share.block.prepare(stream, Access.READ_WRITE if writable else Access.READ)
             result = CudaMap(self, share, stream, writable=writable, readonly=readonly)
             share.maps += 1
             share.writers += writable
@@ -133,11 +134,12 @@ class Life:
     def leave_here(self, m: CudaMap, stream: Stream, current: Stream, publish: bool) -> None:
         """:meth:`leave`, on the right thread already."""
         backing, share = self.backing, m.share
-        with self._lock, backing.state.ordering:
+        with self._lock, backing.ordering:
             if m.released:
                 return
             stream.refuse_capture("leave a map")
-            m.note_uses(stream, current)
+            with backing.state.ordering:
+                m.note_uses(stream, current)
             if publish and m.writable and not m.published and isinstance(backing, OpaqueBacking):
                 try:
                     backing.publish(share, stream)
@@ -183,6 +185,26 @@ class Life:
             current = as_stream(None, device=m.device, driver=m.driver)
             self.leave_here(m, m.stream if m.stream.nameable() else current, current, publish)
             self._left_over.popleft()
+
+    @property
+    def mapped(self) -> bool:
+        """Whether a map is live."""
+        return bool(self._live)
+
+    def transfer(self) -> None:
+        """Give the registration away, on the right thread already: nothing here ends it any more.
+
+        Raises:
+            MapConflictError: maps are live. BusyError: other handles share it. ClosedError. Nothing changed.
+        """
+        with self._lock:
+            self._leave_left_over()
+            if self._users > 1:
+                raise busy(
+                    self.name, f"{self._users} open handles", "Close the other handles of the object first"
+                )
+            self._state = step(HANDLE, self._state, "transfer", self)
+            self._destroyed = True
 
     # --- the end --------------------------------------------------------------------------------------------------
     def close(self) -> None:

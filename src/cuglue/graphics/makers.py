@@ -1,7 +1,7 @@
-"""The ways to a handle that no registration of ours leads to.
+"""The ways to a handle that no registration of ours leads to, and the way out of one.
 
 Owns the ``from_`` class methods of :class:`~cuglue.graphics.handle.CudaHandle`: what they check before any device is
-asked, and which backing they choose. Must not know maps.
+asked, and which backing they choose; and giving a registration away. Must not know maps.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from ..formats import Format
 from ..memory.resource import DeviceMemoryResource
 from .arrays import ArrayImage, shown_by
 from .buffers import ForeignBuffer
+from .channel import parts_of
 from .defaults import default_memory
 from .extimage import ExternalImage
 from .extmemory import ExternalBuffer, ExternalMemory, check_external
 from .fences import Fence, Writes, check_fence
 from .glops import CudaGlOps
 from .life import Life
+from .parts import CudaClientParts, TakenOps
 from .planes import carried
 
 
@@ -30,6 +32,9 @@ class HandleMakers:
 
     def __init__(self, life: Life, *, no_runtime: CuglueError | None = None) -> None:
         raise NotImplementedError
+
+    _life: Life
+    _closed: bool
 
     @classmethod
     def from_gl(
@@ -180,3 +185,47 @@ class HandleMakers:
             what=what,
         )
         return cls(Life(backing))
+
+    # --- giving away ----------------------------------------------------------------------------------------------
+    def into_client_parts(self) -> CudaClientParts:
+        """Take the registration of a GL buffer out of this handle, which is closed then without ending it.
+
+        Ordering: queues nothing. Ownership: whoever takes the parts ends the registration; close them.
+
+        Raises:
+            NotTransferableError: another kind of handle (a UsageError and a TypeError).
+            MapConflictError: a map is live. BusyError: another handle of the object is open.
+            ClosedError: the handle was closed. In each case the handle is as it was.
+        """
+        self._life.check_open()
+        parts = parts_of(self._life)
+        self._closed = True
+        return parts
+
+    @classmethod
+    def from_client_parts(
+        cls, parts: CudaClientParts, *, device: int = 0, driver: Driver | None = None
+    ) -> Self:
+        """A handle that takes a registration which another one, or another library, gave away.
+
+        Args:
+            parts: their functions are retained, and released when the handle is closed.
+            device: ordinal of the CUDA device.
+            driver: None takes the current one.
+
+        Ordering: calls nothing but ``retain``. Ownership: the handle ends the registration; the caller's own count is
+        untouched: close ``parts``.
+
+        Raises:
+            AlreadyTransferredError: somebody has them already.
+            UsageError, LayoutError: something is missing; nothing was taken.
+        """
+        if not isinstance(parts, CudaClientParts):
+            raise UsageError("client parts", got=repr(parts), expected="CudaClientParts")
+        parts.take()
+        return cls.from_gl(parts.resource, parts.size, TakenOps(parts), device=device, driver=driver)
+
+    @property
+    def mapped(self) -> bool:
+        """Whether a map of the object is live."""
+        return self._life.mapped

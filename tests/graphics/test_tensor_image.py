@@ -1,0 +1,233 @@
+"""Tensors: host memory with padded rows, and a handle behind it (A1, A12, A13)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import OpenGL.GL as GL
+import pytest
+from graphics.subjects import make_buffer, make_texture
+
+import cuglue
+from cuglue.driver.protocol import Driver
+from cuglue.errors import (
+    BusyError,
+    ClosedError,
+    LayoutError,
+    MapUnavailableError,
+    UnsupportedError,
+    UsageError,
+)
+from cuglue.graphics import glpixels
+from cuglue.graphics.glcontext import GlContext
+from cuglue.graphics.tensor import Tensor
+from cuglue.testing.handle_suite import peek, poke
+
+
+# --- A1: without a handle -------------------------------------------------------------------------------------------
+def test_A1_a_host_tensor_has_no_cuda_and_its_host_map_works(driver: Any) -> None:
+    with Tensor((4, 6), "RGBA8") as tensor:
+        assert tensor.cuda is None
+        before = dict(driver.counts)
+        assert tensor.cuda_map() is None
+        assert tensor.cuda_map_mut() is None
+        with tensor.map() as pixels:
+            assert (pixels.shape, pixels.dtype) == ((4, 6, 4), np.uint8)
+            pixels[...] = 5
+        with tensor.map(readonly=True) as pixels:
+            assert (pixels == 5).all()
+            with pytest.raises(ValueError, match="read-only"):
+                pixels[0] = 1
+        assert driver.counts == before
+    assert cuglue.Tensor is Tensor
+
+
+@pytest.mark.parametrize(
+    ("shape", "format", "row_stride", "expected", "strides", "nbytes"),
+    [
+        ((4, 6), "RGBA8", None, (4, 6, 4), (24, 4, 1), 96),
+        ((4, 6, 4), "RGBA8", 32, (4, 6, 4), (32, 4, 1), 96),
+        ((4, 6), "R32F", 64, (4, 6, 1), (64, 4, 4), 96),
+        ((4, 8), "RGB8_PACKED", 30, (4, 8, 3), (30, 3, 1), 96),
+        ((4, 8), "RGB32F_PLANAR", 64, (3, 4, 8), (256, 64, 4), 384),
+        ((241, 321), "NV12", None, (362, 322), (322, 1), 362 * 322),
+        ((241, 321), "NV12", 384, (362, 384), (384, 1), 362 * 384),
+        ((48, 64), "NV16", 64, (96, 64), (64, 1), 96 * 64),
+    ],
+)
+def test_A12_rows_of_the_host_are_row_stride_apart(
+    shape: Any, format: str, row_stride: Any, expected: Any, strides: Any, nbytes: int
+) -> None:
+    tensor = Tensor(shape, format, row_stride=row_stride)
+    assert tensor.shape == expected
+    assert tensor.nbytes == nbytes
+    with tensor.map() as pixels:
+        assert (pixels.shape, pixels.strides) == (expected, strides)
+        values = np.arange(pixels.size).reshape(pixels.shape).astype(pixels.dtype)
+        pixels[...] = values
+    with tensor.map() as pixels:
+        np.testing.assert_array_equal(pixels, values)
+    tensor.close()
+
+
+@pytest.mark.parametrize(
+    ("shape", "format", "row_stride"),
+    [
+        ((4, 6), "RGBA8", 23),
+        ((4, 6), "RGBA8", 0),
+        ((4, 6), "RGBA8", -24),
+        ((4, 6), "R32F", 26),
+        ((4, 6), "NV12", 7),
+        ((4, 6, 3), "RGBA8", None),
+        ((4,), "RGBA8", None),
+        ((4, 6, 4, 1), "RGBA8", None),
+        ((0, 6), "RGBA8", None),
+        ((4, -6), "RGBA8", None),
+        ((4.0, 6), "RGBA8", None),
+        ((True, 6), "RGBA8", None),
+        ((4, 7), "RGB32F_PLANAR", None),
+    ],
+)
+def test_bad_tensors(shape: Any, format: str, row_stride: Any) -> None:
+    with pytest.raises(LayoutError):
+        Tensor(shape, format, row_stride=row_stride)
+
+
+@pytest.mark.parametrize("format", ["RGB10_A2", "DEPTH_COMPONENT32F", "unknown"])
+def test_bad_formats(format: str) -> None:
+    with pytest.raises(UnsupportedError):
+        Tensor((4, 4), format)
+
+
+# --- with a handle --------------------------------------------------------------------------------------------------
+@contextmanager
+def on_texture(width: int, height: int, row_stride: int | None = None) -> Iterator[tuple[Tensor, int]]:
+    name = make_texture(width, height)
+    handle = cuglue.register_texture(name)
+    with Tensor((height, width), "RGBA8", row_stride=row_stride, cuda=handle) as tensor:
+        yield tensor, name
+    GL.glDeleteTextures([name])
+
+
+@pytest.mark.gl
+@pytest.mark.parametrize(("width", "height", "row_stride"), [(640, 480, 2816), (256, 128, 1280)])
+def test_A12_a_padded_host_image_and_tight_cuda_rows(
+    driver: Any, context: GlContext, width: int, height: int, row_stride: int
+) -> None:
+    """``len == w*h*bpt`` while ``row_stride * h`` is more; a pattern travels through the pitched host view."""
+    pattern = np.random.default_rng(1).integers(0, 256, (height, width, 4), np.uint8)
+    with on_texture(width, height, row_stride=row_stride) as (tensor, name):
+        with tensor.map() as pixels:
+            assert pixels.strides == (row_stride, 4, 1)
+            pixels[...] = pattern
+        np.testing.assert_array_equal(glpixels.read_image(name, GL.GL_TEXTURE_2D), pattern)
+        with tensor.cuda_map() as m:  # type: ignore[union-attr]
+            assert len(m) == width * height * 4 < tensor.row_stride * height
+            np.testing.assert_array_equal(peek(m), pattern.reshape(-1))
+            view = m.numpy()
+            with pytest.raises(IndexError):
+                view.reshape(-1)[tensor.row_stride * (height - 1)]
+        with tensor.cuda_map_mut() as m:  # type: ignore[union-attr]
+            poke(m, 255 - pattern.reshape(-1))
+        with tensor.map(readonly=True) as pixels:
+            np.testing.assert_array_equal(pixels, 255 - pattern)
+
+
+@pytest.mark.gl
+def test_A13_semi_planar_rows_are_as_wide_as_the_stride(driver: Any, context: GlContext) -> None:
+    name = make_texture(336, 362, "R8")
+    handle = cuglue.register_texture(name, format="NV12", width=321, height=241)
+    with Tensor((241, 321), "NV12", row_stride=336, cuda=handle) as tensor:
+        data = np.random.default_rng(2).integers(0, 256, (362, 336), np.uint8)
+        with tensor.map() as plane:
+            plane[...] = data
+        with tensor.cuda_map() as m:  # type: ignore[union-attr]
+            assert tensor.row_stride * tensor.rows == len(m)
+            np.testing.assert_array_equal(peek(m), data.reshape(-1))
+    GL.glDeleteTextures([name])
+
+
+@pytest.mark.gl
+def test_a_larger_buffer_keeps_what_lies_behind_the_image(driver: Any, context: GlContext) -> None:
+    name = make_buffer(200)
+    glpixels.write_buffer(name, np.full(200, 9, np.uint8))
+    with Tensor((4, 6), "RGBA8", row_stride=40, cuda=cuglue.register_buffer(name)) as tensor:
+        with tensor.map() as pixels:
+            assert (pixels == 9).all()
+            pixels[...] = 1
+        found = glpixels.read_buffer(name)
+        assert (found[:96] == 1).all()
+        assert (found[96:] == 9).all()
+    GL.glDeleteBuffers(1, [name])
+
+
+@pytest.mark.gl
+def test_an_exception_inside_publishes(driver: Any, context: GlContext) -> None:
+    with on_texture(4, 4) as (tensor, name):
+
+        def body() -> None:
+            with tensor.map() as pixels:
+                pixels[...] = 3
+                raise KeyError("body")
+
+        with pytest.raises(KeyError):
+            body()
+        assert (glpixels.read_image(name, GL.GL_TEXTURE_2D) == 3).all()
+
+
+@pytest.mark.gl
+def test_an_object_that_is_too_small_is_refused(driver: Any, context: GlContext) -> None:
+    name = make_buffer(95)
+    with cuglue.register_buffer(name) as handle:
+        with pytest.raises(LayoutError, match="at least 96"):
+            Tensor((4, 6), "RGBA8", cuda=handle)
+        assert not handle.closed
+    GL.glDeleteBuffers(1, [name])
+
+
+@pytest.mark.gl
+def test_closing(driver: Any, context: GlContext) -> None:
+    with on_texture(4, 4) as (tensor, _):
+        handle = tensor.cuda
+        assert handle is not None
+        with tensor.map():
+            with pytest.raises(BusyError):
+                tensor.close()
+        assert not handle.closed
+        tensor.close()
+        tensor.close()
+        assert tensor.closed
+        assert handle.closed
+        for call in (tensor.cuda_map, tensor.cuda_map_mut, tensor.__enter__, lambda: tensor.record_write(1)):
+            with pytest.raises(ClosedError):
+                call()
+        with pytest.raises(ClosedError), tensor.map():
+            pass
+
+
+def test_record_write_reaches_the_handle(driver: Any) -> None:
+    from cuglue.driver.protocol import ArrayInfo, TexelKind
+    from cuglue.graphics.handle import CudaHandle
+
+    array = driver.array_create(ArrayInfo(4, 4, 0, 8, 4, TexelKind.UINT), 0)
+    handle = CudaHandle.from_array(array, texels=4, rows=4, bytes_per_texel=4)
+    with Tensor((4, 4), "RGBA8", cuda=handle) as tensor:
+        tensor.record_write(0)
+        with tensor.cuda_map():  # type: ignore[union-attr]
+            pass
+        tensor.record_write(3)
+        assert tensor.cuda_map() is None
+        with pytest.raises(MapUnavailableError), tensor.map():
+            pass
+        with pytest.raises(UsageError):
+            tensor.record_write(-1)
+    driver.array_destroy(array)
+
+
+def test_repr_and_formats(driver: Driver) -> None:
+    tensor = Tensor((4, 6), "RGBA8", row_stride=32)
+    assert repr(tensor) == "Tensor((4, 6, 4), RGBA8, row_stride=32, cuda=None)"
+    assert (tensor.dtype, tensor.rows) == (np.dtype("u1"), 4)
