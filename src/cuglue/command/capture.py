@@ -166,7 +166,7 @@ class Capture:
             raise
         finally:
             if graph:
-                driver.graph_destroy(graph)
+                self._destroy(graph)
             self._reset("end")
         try:
             driver.graph_upload(executable, lane.stream.handle)
@@ -181,11 +181,19 @@ class Capture:
         failure = window.failure or CaptureError(f"{self!r} was abandoned")
         claim(window.writes.values(), Failure(failure))
         try:
-            driver.graph_destroy(driver.capture_end(self._lane.stream.handle))
+            self._destroy(driver.capture_end(self._lane.stream.handle))
         except CuglueError as error:
             failure.add_note(f"ending the driver's capture failed too: {error}")
         finally:
             self._reset(event)
+
+    def _destroy(self, graph: int) -> None:
+        """Give the driver's graph back, now or with the next drain: what was recorded does not depend on it."""
+        state = self._lane.stream.state
+        try:
+            state.driver.graph_destroy(graph)
+        except CuglueError:
+            state.retire.forget(partial(state.driver.graph_destroy, graph))
 
     def _reset(self, event: str) -> None:
         lane = self._lane
@@ -224,7 +232,7 @@ class Capture:
                 repr(self), got="warmup", expected="a recording in which nothing was recorded yet"
             )
         driver = lane.stream.driver
-        driver.graph_destroy(driver.capture_end(lane.stream.handle))
+        self._destroy(driver.capture_end(lane.stream.handle))
         lane.window, lane.warmup = None, self._primed
         lane.capture_state = step(
             CAPTURE, step(CAPTURE, self._state, "end", repr(self)), "prepare", repr(self)
@@ -299,11 +307,12 @@ class Graph(Owned):
 
     def _close(self) -> None:
         """Give the graph back once its replays are done; the memory goes with it."""
-        executable, self._executable = self._executable, 0
         state = self._lane.stream.state
-        state.retire.push(list(self._runs.items()), _Destroy(state.driver, executable, self._window))
-        self._window = Window(self._lane.stream, Primed(self._lane.resource.deallocate))
-        self._uses, self._inputs = Uses(), ()
+        executable, self._executable = self._executable, 0
+        if executable:  # else the queue has it already, and only draining that failed
+            state.retire.push(list(self._runs.items()), _Destroy(state.driver, executable, self._window))
+            self._window = Window(self._lane.stream, Primed(self._lane.resource.deallocate))
+            self._uses, self._inputs = Uses(), ()
         state.retire.drain()
 
     def _forgotten(self) -> None:
