@@ -18,7 +18,7 @@ import cuglue
 from cuglue import Access, In, InOut, Out
 from cuglue.core.block import Block
 from cuglue.core.stream import as_stream
-from cuglue.driver.protocol import MemoryType
+from cuglue.driver.protocol import CaptureStatus, MemoryType
 from cuglue.driver.sim import SimDriver
 from cuglue.exchange.copies import copy_on_device
 from cuglue.exchange.owner import BlockOwner
@@ -259,13 +259,6 @@ def memory_cases() -> Iterator[Case]:
         )
     yield Case("async: prepare, work, finish", with_block("async"), use, close_resource, accounting=account)
     yield Case(
-        "async: record_block_use",
-        with_block("async"),
-        lambda s: s.mr.record_block_use(s.block, s.two),
-        close_resource,
-        accounting=account,
-    )
-    yield Case(
         "async: reap_pending",
         given_back,
         lambda s: s.mr.reap_pending(),
@@ -280,6 +273,85 @@ def memory_cases() -> Iterator[Case]:
         close_resource,
         options={"driver": lambda: SimDriver(memory_bytes=1 << 20), "atomic": False},
     )
+
+
+STACKS: dict[str, Callable[[], Any]] = {
+    "pinned": lambda: cuglue.PinnedHostResource(),
+    "managed": lambda: cuglue.ManagedResource(),
+    "budget": lambda: cuglue.GlobalDeviceBudget(cuglue.AsyncCudaResource(), 1 << 20),
+    "logging": lambda: cuglue.LoggingResource(cuglue.AsyncCudaResource(), cuglue.InMemorySink()),
+    "statistics": lambda: cuglue.StatisticsResource(cuglue.AsyncCudaResource()),
+    "tracking": lambda: cuglue.TrackingResource(cuglue.AsyncCudaResource()),
+    "guard": lambda: cuglue.DebugGuardResource(cuglue.AsyncCudaResource()),
+    "failure callback": lambda: cuglue.FailureCallbackResource(
+        cuglue.AsyncCudaResource(), lambda failure: False
+    ),
+    "pool": lambda: cuglue.PoolResource(cuglue.AsyncCudaResource()),
+    "budget over logging": lambda: cuglue.GlobalDeviceBudget(
+        cuglue.LoggingResource(cuglue.AsyncCudaResource(), cuglue.NullSink()), 1 << 20
+    ),
+}
+
+
+def stack(name: str, live: bool) -> Callable[[Any], Subject]:
+    """A stack of resources, and if ``live`` a block of it that a second stream used."""
+
+    def setup(driver: Any) -> Subject:
+        mr = STACKS[name]()
+        one, two = driver.Stream(), driver.Stream()
+        subject = SimpleNamespace(driver=driver, one=one, two=two, mr=mr, block=None)
+        if live:
+            block = subject.block = mr.allocate(N, one)
+            record = as_stream(two)
+            block.prepare(record, Access.WRITE)
+            driver.fill_async(block.ptr, 3, N, two.ptr)
+            block.finish(record, Access.WRITE)
+        return subject
+
+    return setup
+
+
+def stack_account(subject: Subject) -> object:
+    mr, block = subject.mr, subject.block
+    mr.reap_pending()  # what was given back on the way is pending until then
+    return mr.bytes_outstanding, mr.budget_snapshot(), block and block.state
+
+
+def close_stack(subject: Subject, result: Any = None) -> None:
+    subject.driver.device_synchronize(0)
+    mr = subject.mr
+    if result is not None:
+        mr.deallocate(result)
+    mr.reap_pending()
+    while mr is not None:
+        mr.close()
+        mr = getattr(mr, "upstream", None)
+
+
+def usable(subject: Subject, result: Any) -> None:
+    assert result.state is cuglue.BlockState.LIVE
+    fill(subject, result, subject.one)
+
+
+def stack_cases() -> Iterator[Case]:
+    for name in STACKS:
+        yield Case(
+            f"{name}: allocate",
+            stack(name, live=False),
+            lambda s: s.mr.allocate(N, s.one),
+            close_stack,
+            usable,
+            stack_account,
+            options={"atomic": name != "pool"},  # a page that was taken stays for the next attempt
+        )
+        yield Case(
+            f"{name}: deallocate",
+            stack(name, live=True),
+            lambda s: s.mr.deallocate(s.block),
+            close_stack,
+            accounting=stack_account,
+            options={"atomic": name != "guard"},  # what left the quarantine to make room is gone
+        )
 
 
 def given_back(driver: Any) -> Subject:
@@ -449,6 +521,39 @@ def write_to_cpu(subject: Subject) -> Any:
     return out
 
 
+def captured(subject: Subject) -> Any:
+    with subject.rt.capture(subject.two) as capture:
+        subject.rt.launch(INCREMENT, 1, 64, InOut(subject.x), 64, 5, stream=subject.two)
+    return capture.graph
+
+
+def write_again(subject: Subject) -> None:
+    """What failed work would have written counts as never written until somebody writes it."""
+    driver = subject.driver
+    if driver.capture_status(subject.two.ptr) is not CaptureStatus.NONE:
+        driver.graph_destroy(
+            driver.capture_end(subject.two.ptr)
+        )  # the driver would not end it when it was asked
+    with subject.rt.command(Out(subject.x), stream=subject.two) as cmd:
+        cmd.write_to_gpu(subject.x.descriptor((64,), "i4"), DATA)
+
+
+def close_graph(subject: Subject, result: Any) -> None:
+    subject.graph.close()
+    close_runtime(subject, None)
+
+
+def close_captured(subject: Subject, result: Any) -> None:
+    result.close()
+    close_runtime(subject, None)
+
+
+def warm(subject: Subject) -> Any:
+    subject.rt.launch(INCREMENT, 1, 64, InOut(subject.x), 64, 0, stream=subject.two)
+    subject.rt.synchronize()
+    return subject.x
+
+
 KEEPS = ("kernels",)  # compiled once for the driver's life, unless the runtime is closed
 
 
@@ -506,6 +611,23 @@ def command_cases() -> Iterator[Case]:
         result_equals(DATA),
         outstanding,
         unkept,
+    )
+    again = {**unkept, "recover": write_again}
+    yield Case("capture", runtime(x=integers, warm=warm), captured, close_captured, options=again)
+    yield Case(
+        "Graph.replay on another stream",
+        runtime(x=integers, warm=warm, graph=captured),
+        lambda s: s.graph.replay(s.one),
+        close_graph,
+        equals(DATA + 5, "x"),
+        options=again,
+    )
+    yield Case(
+        "Graph.close",
+        runtime(x=integers, warm=warm, graph=captured, ran=lambda s: s.graph.replay(s.one)),
+        lambda s: s.graph.close(),
+        close_runtime,
+        options=unkept,
     )
     yield Case(
         "Buffer.close after use on another stream",
@@ -569,4 +691,4 @@ def graphics_cases(buffer: int, texture: int) -> Iterator[Case]:
         )
 
 
-CASES = [*stream_cases(), *memory_cases(), *export_cases(), *command_cases()]
+CASES = [*stream_cases(), *memory_cases(), *stack_cases(), *export_cases(), *command_cases()]

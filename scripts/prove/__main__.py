@@ -1,4 +1,4 @@
-"""``python -m scripts.prove``: removes each site in turn and prints who noticed.
+"""``python -m scripts.prove``: removes each site in turn and prints who noticed; ``--sweep``: prints the fault sweep.
 
 Owns the command line and the table. Exit 0: every mutant was caught or is listed with its argument; 1: some survived;
 2: no verdict (the tests fail on the unchanged tree, or nothing was chosen).
@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from . import sweeps
 from .run import TESTS, BrokenTree, Judge, Verdict, mutants_in, read_equivalents
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -31,8 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--all", action="store_true", help="judge the listed equivalents too: none may be caught"
     )
+    parser.add_argument(
+        "--sweep", action="store_true", help="run the fault sweep instead, and print its table"
+    )
     parser.add_argument("--json", type=Path, help="write the verdicts here, one a line")
     options = parser.parse_args(arguments)
+    if options.sweep:
+        return sweeps.main()
     mutants = mutants_in(ROOT / "src" / "cuglue", options.only)
     if options.list:
         for mutant in mutants:
