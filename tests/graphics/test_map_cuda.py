@@ -272,6 +272,42 @@ def test_unannounced_readers_come_after_the_map(driver: Driver, cp: Any, torch: 
         latch.close()
 
 
+def test_what_was_read_is_ready_on_the_stream_named(driver: Driver, cp: Any) -> None:
+    """CuPy copied it on its current stream, which is held."""
+    pixels, name = picture(), make_texture(640, 480)
+    upload(name, pixels)
+    with cuglue.register_texture(name) as image:
+        current, mine = cp.cuda.Stream(non_blocking=True), cp.cuda.Stream(non_blocking=True)
+        kept = cp.zeros(pixels.shape, "u1")
+        cp.cuda.Device().synchronize()
+        with current:
+            latch = Latch(current)
+            array = image.read(mine)
+        with mine:
+            kept[...] = array
+        latch.release()
+        mine.synchronize()
+        np.testing.assert_array_equal(kept.get(), pixels)
+        latch.close()
+
+
+def test_what_is_written_is_ready_on_the_stream_named(driver: Driver, cp: Any) -> None:
+    """The array is made on a stream that is held, and named."""
+    pixels, name = picture(), make_texture(640, 480)
+    with cuglue.register_texture(name) as image:
+        mine = cp.cuda.Stream(non_blocking=True)
+        array = cp.zeros(pixels.shape, "u1")
+        source = cp.asarray(pixels)
+        cp.cuda.Device().synchronize()
+        with mine:
+            latch = Latch(mine)
+            array[...] = source
+        image.write(array, mine)
+        latch.release()
+        np.testing.assert_array_equal(download(name, 640, 480), pixels)
+        latch.close()
+
+
 def test_a_dead_consumer_stream(driver: Driver, cp: Any) -> None:
     name = make_texture(640, 480)
     with cuglue.register_texture(name) as image:

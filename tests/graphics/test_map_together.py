@@ -11,9 +11,10 @@ import pytest
 from graphics.subjects import BufferSubject, ImageSubject, registered_buffer, registered_texture
 
 import cuglue
-from cuglue.driver.protocol import Driver
+from cuglue.driver.protocol import CaptureMode, Driver
 from cuglue.driver.sim import SimDriver
 from cuglue.errors import (
+    CaptureError,
     ClosedError,
     DriverError,
     MapConflictError,
@@ -78,15 +79,28 @@ def test_writers_on_other_streams_are_waited_for(driver: Any, subjects: Subjects
             assert (subject.get() == 9).all()
 
 
-def test_one_of_them_left_early(driver: Any, subjects: Subjects) -> None:
-    """On another stream; the others are handed back after it."""
-    with new_stream(subjects[0]) as other, trace(only=CALLS) as calls:
+@pytest.mark.parametrize("which", [0, -1])
+def test_one_of_them_left_early(driver: Any, subjects: Subjects, which: int) -> None:
+    """On another stream, with a consumer on a third; all are handed back after it."""
+    with new_stream(subjects[0]) as other, new_stream(subjects[0]) as third, trace(only=CALLS) as calls:
         with cuglue.map_all(handles(subjects), mutable=True) as maps:
-            driver.fill_async(maps[0].device_ptr, 9, maps[0].size, maps[0].stream.handle)
-            maps[0].release(other.owner)
+            m = maps[which]
+            m.order_consumer(third)
+            driver.fill_async(m.device_ptr, 9, m.size, third.handle)
+            m.note_consumer(third)
+            m.release(other.owner)
             maps[1].cancel()
         assert [c.method for c in calls] == ["graphics_map", "graphics_unmap"]
-    assert (subjects[0].get() == 9).all()
+    assert (subjects[which].get() == 9).all()
+
+
+def test_a_capture_is_refused_before_the_driver_is_called(driver: Any, subjects: Subjects) -> None:
+    with new_stream(subjects[0]) as stream:
+        driver.capture_begin(stream.handle, CaptureMode.RELAXED)
+        with trace(only=CALLS) as calls, pytest.raises(CaptureError):
+            cuglue.map_all(handles(subjects), stream.owner)
+        assert calls == []
+        driver.graph_destroy(driver.capture_end(stream.handle))
 
 
 def test_none_at_all() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,12 +15,13 @@ from graphics.subjects import make_texture, registered_buffer, registered_textur
 
 import cuglue
 from cuglue.core.stream import Stream
-from cuglue.driver.protocol import CopyKind
+from cuglue.driver.protocol import Access, CopyKind, SurfaceArg
 from cuglue.errors import ClosedError
 from cuglue.graphics import image_copy
 from cuglue.graphics.glcontext import GlContext
 from cuglue.graphics.handle import CudaHandle
 from cuglue.graphics.mapping import CudaMap
+from cuglue.testing import Latch, trace
 from cuglue.testing.handle_suite import new_stream, peek
 
 pytestmark = pytest.mark.gl
@@ -89,6 +91,52 @@ def test_a_map_waits_for_what_was_published_meanwhile(
         two.synchronize()
         assert (seen == 5).all()
     GL.glDeleteTextures([name])
+
+
+def test_another_stream_waits_for_the_one_that_mapped(driver: Any, streams: list[Stream]) -> None:
+    """To open a second level; in place, there is no copy that would wait."""
+    one, two, _ = streams
+    kernel = driver.kernel_load("fill", "", (), 0, lambda grid, block, image: image.texels.fill(7))
+    name = make_texture(8, 8, levels=2)
+    with cuglue.register_texture(name) as image:
+        with image.map(one.owner), image.map_mut(two.owner, level=1, in_place=True) as m:
+            surface = m.surface().handle
+            use = SurfaceArg(surface, Access.WRITE)
+            driver.kernel_launch(kernel, (1, 1, 1), (1, 1, 1), (surface,), (use,), 0, two.handle)
+        with image.map(level=1) as m:
+            assert (peek(m) == 7).all()
+    driver.kernel_unload(kernel)
+    GL.glDeleteTextures([name])
+
+
+def test_objects_in_place_outlive_the_kernels_that_use_them(driver: Any, streams: list[Stream]) -> None:
+    """Also where the image stays mapped, so that nothing else waits for them."""
+    one, two, _ = streams
+    kernel = driver.kernel_load("fill", "", (), 0, lambda grid, block, image: image.texels.fill(7))
+    name = make_texture(8, 8, levels=2)
+    with cuglue.register_texture(name) as image, image.map(one.owner, level=1):
+        with image.map_mut(one.owner, in_place=True) as m:
+            two.wait(one.record())
+            use = SurfaceArg(m.surface().handle, Access.WRITE)
+            latch = Latch(two)
+            driver.kernel_launch(kernel, (1, 1, 1), (1, 1, 1), (use.handle,), (use,), 0, two.handle)
+            m.record(two.owner)
+        driver.event_query(one.record().handle)
+        one.state.retire.drain()
+        latch.close()
+    driver.kernel_unload(kernel)
+    GL.glDeleteTextures([name])
+
+
+def test_mapping_waits_for_the_stream_that_handed_the_object_back(driver: Any, streams: list[Stream]) -> None:
+    """The graphics API is not asked in between, so nothing else orders the two."""
+    one, two, _ = streams
+    with registered_buffer(driver) as subject:
+        with subject.handle.map(one.owner):
+            pass
+        with trace(only={"stream_wait_event", "graphics_map"}) as calls, subject.handle.map(two.owner):
+            assert [c.method for c in calls] == ["stream_wait_event", "graphics_map"]
+            assert calls[0].args[0] == two.handle
 
 
 # --- the copy -------------------------------------------------------------------------------------------------
@@ -205,6 +253,34 @@ def test_a_recorded_stream_is_known_to_other_maps(driver: Any, streams: list[Str
         second.note_consumer(three)
         first.release()
         second.release()
+
+
+def test_a_stream_may_be_recorded_before_its_work_is_queued(driver: Any, streams: list[Stream]) -> None:
+    """And an event in between does not cover that."""
+    one, two, three = streams
+    with registered_buffer(driver) as subject:
+        with subject.handle.map_mut(one.owner) as m:
+            two.wait(m.stream.record())
+            m.record(two.owner)
+            three.wait_for(two, two.seq)
+            driver.fill_async(m.device_ptr, 4, m.size, two.handle)
+        assert (subject.get() == 4).all()
+
+
+def test_memory_is_not_freed_under_a_reader_that_nobody_named(
+    driver: Any, streams: list[Stream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The map is left on a stream that has nothing else to do with its memory, and is made to wait for everybody."""
+    monkeypatch.setitem(sys.modules, "torch", object())
+    with registered_texture(driver) as subject:
+        m = subject.handle.map()
+        m.note_cai_reader()
+        copy_out(m, cuglue.as_stream(unknown := driver.stream_create(0)))
+        m.release(streams[0].owner)
+        del m
+    gc.collect()
+    driver.device_synchronize(0)
+    driver.stream_destroy(unknown)
 
 
 # --- its memory -----------------------------------------------------------------------------------------------
