@@ -17,6 +17,7 @@ from ..memory.resource import DeviceMemoryResource
 from .arrays import ArrayImage, shown_by
 from .buffers import ForeignBuffer
 from .channel import parts_of
+from .d3d11 import open_texture
 from .defaults import default_memory
 from .extimage import ExternalImage
 from .extmemory import ExternalBuffer, ExternalMemory, check_external
@@ -185,6 +186,41 @@ class HandleMakers:
             what=what,
         )
         return cls(Life(backing))
+
+    @classmethod
+    def from_d3d11(
+        cls,
+        texture: int,
+        *,
+        fence: Fence | None = None,
+        format: str | Format | None = None,
+        width: int | None = None,
+        height: int | None = None,
+        memory: DeviceMemoryResource | None = None,
+        device: int = 0,
+        driver: Driver | None = None,
+    ) -> Self:
+        """A handle of a Direct3D 11 texture. Windows only, where it has never been run: see docs/platforms.md.
+
+        The texture's device is set to bear several threads (``ID3D11Multithread``): CUDA uses its immediate context in
+        every map.
+
+        Args:
+            texture: address of an ``ID3D11Texture2D``; referenced until the handle is closed.
+            fence: what Direct3D signals (``ID3D11DeviceContext4::Signal``) after the writes that :meth:`record_write`
+                tells of, and what publishing signals. None: publishing blocks the host.
+            format, width, height, memory, device, driver: as for :meth:`from_array`.
+
+        Ordering: maps the texture once, to see what CUDA makes of it.
+
+        Raises:
+            UnsupportedError: no Windows, or a texture that does not register; the message names format or flag.
+            LayoutError, UsageError, DriverError: as they say. Nothing is left registered.
+        """
+        state = device_state(driver or current_driver(), device)
+        check_fence(fence, device)
+        shown = carried("Direct3D 11 texture", format, width, height)
+        return cls(Life(open_texture(state, texture, Writes(fence), shown, memory)))
 
     # --- giving away ----------------------------------------------------------------------------------------------
     def into_client_parts(self) -> CudaClientParts:
