@@ -225,6 +225,18 @@ def test_a_consumer_of_one_map_comes_after_one_of_another(driver: Any, streams: 
         assert (seen == 4).all()
 
 
+def test_the_host_comes_after_a_consumer_of_another_map(driver: Any, streams: list[Stream]) -> None:
+    one, two, three = streams
+    with registered_buffer(driver) as subject:
+        first, second = subject.handle.map_mut(one.owner), subject.handle.map(two.owner)
+        first.order_consumer(three)
+        first.note_consumer(three)
+        driver.fill_async(first.device_ptr, 4, first.size, three.handle)
+        assert (np.asarray(second) == 4).all()
+        first.release()
+        second.release()
+
+
 def test_a_consumer_comes_after_what_another_queued_since(driver: Any, streams: list[Stream]) -> None:
     """An event that was recorded before does not cover it."""
     one, two, three = streams
