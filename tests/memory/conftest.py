@@ -13,6 +13,15 @@ import cuglue
 from cuglue.core.device import device_state
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _collect_only_what_is_new() -> Iterator[None]:
+    """Thousands of collected tests would else be looked through at every ``gc.collect()``."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(params=["sim", pytest.param("cuda", marks=pytest.mark.gpu)])
 def driver(request: pytest.FixtureRequest) -> Iterator[Any]:
     """The driver; at the end nothing is left in flight, and the simulated device has seen no hazard and no leak."""

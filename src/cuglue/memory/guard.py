@@ -11,6 +11,7 @@ import time
 import warnings
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -19,10 +20,10 @@ import numpy.typing as npt
 from ..core.block import BlockId, BlockLife
 from ..core.stream import Stream
 from ..driver.protocol import Access, CopyKind
-from ..errors import LayoutError, OutOfBounds, OutOfMemory, UseAfterFree
+from ..errors import CuglueError, LayoutError, OutOfBounds, OutOfMemory, UseAfterFree
 from ..lifecycle import BlockState
 from .adaptor import Adaptor
-from .block import DeviceBlock, as_size
+from .block import LARGEST, DeviceBlock, as_size
 from .resource import DeviceMemoryResource
 from .streams import refuge
 from .table import BlockTable
@@ -30,6 +31,7 @@ from .table import BlockTable
 CANARY = 0xCA
 FRESH = 0xCB  # of memory handed out and not written yet
 FREED = 0xDD  # of memory given back
+_MOST_EXTRA = 1 << 20
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -100,6 +102,8 @@ class DebugGuardResource(Adaptor):
         """
         super().__init__(upstream)
         self._canary = as_size(canary)
+        if self._canary > _MOST_EXTRA:
+            raise LayoutError("canary", got=f"{canary} bytes", expected=f"at most {_MOST_EXTRA}")
         self._poison = poison
         self._most_bytes = as_size(quarantine_bytes)
         if not quarantine_age >= 0:
@@ -115,8 +119,8 @@ class DebugGuardResource(Adaptor):
     # --- allocate -----------------------------------------------------------------------------------------------
     def _allocate(self, nbytes: int, stream: Stream, tag: str, kind: Any) -> Any:
         self._release_due()
-        if nbytes == 0:
-            return self._take(0, stream, tag, kind)  # it says what is wrong with that
+        if not 0 < nbytes <= LARGEST - 2 * _MOST_EXTRA:
+            return self._take(nbytes, stream, tag, kind)  # upstream says what is wrong with that
         alignment = stream.state.capabilities.alignment
         front = -(-self._canary // alignment) * alignment
         try:
@@ -134,9 +138,13 @@ class DebugGuardResource(Adaptor):
             inner.finish(stream, Access.WRITE)
             outer = kind(inner.ptr + front, nbytes, stream, inner.write_seq, tag)
             self._table.add(outer)
-        except BaseException:
+        except BaseException as error:
             inner.finish(stream, Access.WRITE)
-            self._give(inner)
+            try:
+                self._give(inner)
+            except CuglueError as second:  # nobody else knows of it: the next drain tries again
+                error.add_note(f"giving the memory back failed too: {second}")
+                stream.state.retire.forget(partial(self._give, inner))
             raise
         self._inner[outer.generation] = inner
         return outer
@@ -247,6 +255,11 @@ class DebugGuardResource(Adaptor):
         """Inherited. Ends the quarantine first."""
         self.flush()
         self.upstream.close()
+        self._follow()
+        for outer in self._table:
+            inner = self._inner.get(outer.generation)
+            if isinstance(outer, DeviceBlock) and inner is not None:
+                outer.state = inner.state  # upstream has freed what was live, and said so
 
     # --- looking ------------------------------------------------------------------------------------------------
     def check(self) -> None:

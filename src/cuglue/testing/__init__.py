@@ -13,6 +13,7 @@ _WHERE = {
     "DriverSuite": "driver_suite",
     "HandleSuite": "handle_suite",
     "Latch": "latch",
+    "ResourceSuite": "resource_suite",
     "SweepReport": "fault_sweep",
     "ViewSuite": "view_suite",
     "sweep": "fault_sweep",
@@ -22,7 +23,7 @@ _WHERE = {
 #: Public modules.
 _MODULES = ("faults",)
 
-__all__ = ["DriverSuite", "HandleSuite", "Latch", "SweepReport", "ViewSuite", "faults", "sweep", "trace"]
+__all__ = ["DriverSuite", "HandleSuite", "Latch", "ResourceSuite", "SweepReport", "ViewSuite", "faults", "sweep", "trace"]
 
 
 def __getattr__(name: str) -> Any:
