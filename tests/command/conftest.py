@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,6 +40,9 @@ def rt(driver: Any) -> Iterator[cuglue.Runtime]:
 
 @pytest.fixture
 def calls(driver: Any) -> Iterator[Calls]:
-    """What the driver is asked from now on."""
+    """What the driver is asked from now on; not for what earlier tests left to be freed."""
+    gc.collect()
+    for state in vars(driver).get("_cuglue_devices", {}).values():
+        state.retire.drain(block=True)
     with recorded(driver) as made:
         yield made

@@ -119,15 +119,14 @@ class Capture:
         """
         lane = self._lane
         if lane.capture_state is not CaptureState.RECORDING:
-            wrong = CaptureError(
+            if lane.capture_state is CaptureState.PREPARED:
+                cast(Capture, lane.capture_owner)._reset("end")
+            raise CaptureError(
                 repr(self),
                 got="end",
                 expected="a capture that is recording",
                 hint="Call prepare() and begin() first",
             )
-            if lane.capture_state is CaptureState.PREPARED:
-                cast(Capture, lane.capture_owner)._reset("end")
-            raise wrong
         window = lane.window
         assert window is not None
         if lane.capture_owner is not self:

@@ -84,7 +84,10 @@ class Future(Generic[T]):
             elif not self._poll(timeout):
                 raise TimeoutError(f"the device is not done after {timeout} s")
         if self._error is not None:
-            raise self._error
+            try:
+                raise self._error
+            finally:
+                del self  # else the error and this frame keep each other alive
         return self._result  # type: ignore[return-value]
 
     def _poll(self, timeout: float) -> bool:

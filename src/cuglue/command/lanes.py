@@ -79,9 +79,12 @@ class Lanes:
         Raises:
             StreamMisuse: no stream, or one of another device.
         """
-        record = as_stream(stream, device=self._place.device, driver=self._place.driver)
+        record = self._place.current() if stream is None else self._record(stream)
         found = self._lanes.get(record.id)
         return found if found is not None else self._add(record)
+
+    def _record(self, stream: object) -> Stream:
+        return as_stream(stream, device=self._place.device, driver=self._place.driver)
 
     def _add(self, stream: Stream) -> Lane:
         with self._lock:

@@ -65,12 +65,12 @@ def launch(
         state.retire.run_forgotten()
 
     def enqueue() -> None:
-        state.driver.kernel_launch(loaded, grid_, block_, values, spans, shared, handle)
+        try:
+            state.driver.kernel_launch(loaded, grid_, block_, values, spans, shared, handle)
+        except LaunchError as error:
+            error.what = error.what or f"kernel {name!r}, grid {grid_}, block {block_}, {shared} bytes shared"
+            raise
 
-    try:
-        skipped = perform(lane, uses, enqueue, name, journal=journal)
-    except LaunchError as error:
-        error.what = error.what or f"kernel {name!r}, grid {grid_}, block {block_}, {shared} bytes shared"
-        raise
+    skipped = perform(lane, uses, enqueue, name, journal=journal)
     lane.settle()
     return skipped

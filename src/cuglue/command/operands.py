@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core.block import BlockLife
+from ..core.device import device_state
 from ..core.stream import Stream, as_stream
 from ..driver.protocol import Access, Driver
 from ..errors import UsageError
@@ -123,21 +124,24 @@ class Operand:
 class Place:
     """Where operands have to be: the driver and device of a runtime, and which runtime it is."""
 
-    __slots__ = ("block_at", "device", "driver", "service")
+    __slots__ = ("block_at", "device", "driver", "service", "streams")
 
-    def __init__(
-        self,
-        driver: Driver,
-        device: int,
-        service: int,
-        block_at: Callable[[int], BlockLife | None] = lambda address: None,
-    ) -> None:
+    def __init__(self, driver: Driver, device: int, service: int) -> None:
         self.driver = driver
         self.device = device
         self.service = service
-        self.block_at = (
-            block_at  # the block at an address: for tensors, which do not say whose memory they are
-        )
+        self.streams = device_state(driver, device).streams
+        #: The block at an address: for tensors, which do not say whose memory they are.
+        self.block_at: Callable[[int], BlockLife | None] = lambda address: None
+
+    def current(self) -> Stream:
+        """The array library's current stream here: ``as_stream(None)``, quicker where it is known."""
+        current = self.driver.stream_current(self.device)
+        known = self.streams.get(getattr(current, "ptr", None))
+        stream = known() if known is not None else None
+        if stream is None or stream.owner is not current:
+            return as_stream(current, device=self.device, driver=self.driver)
+        return stream
 
 
 def operand_of(array: Any, place: Place) -> Operand:
@@ -172,7 +176,8 @@ def _maker(array: Any) -> Maker:
     """How operands are made of objects of this type. Protocols first, then what is loaded."""
     kind = type(array)
     if hasattr(kind, "__cuglue_operand__"):
-        return _own
+        own: Maker = kind.__cuglue_operand__
+        return own
     if issubclass(kind, Exporter):
         return _exporter
     if issubclass(kind, np.ndarray):
@@ -189,11 +194,6 @@ def _maker(array: Any) -> Maker:
     except (ValueError, TypeError, RuntimeError, AttributeError):  # some exporters refuse by raising
         return _interface
     return _no_array
-
-
-def _own(array: Any, place: Place) -> Operand:
-    operand: Operand = array.__cuglue_operand__(place)
-    return operand
 
 
 def _exporter(array: Any, place: Place) -> Operand:
@@ -224,7 +224,7 @@ def partners_of(owner: Any, place: Place) -> tuple[Stream, ...]:
     """Streams that exports of ``owner`` were made for: their libraries use the memory without telling."""
     partners: tuple[Stream, ...] = owner.consumers
     if owner.cai_read:
-        partners = (*partners, as_stream(None, device=place.device, driver=place.driver))
+        partners = (*partners, place.current())
     return partners
 
 
@@ -232,7 +232,7 @@ def _cupy_array(array: Any, place: Place) -> Operand:
     memory = array.data.mem
     block = _block_behind(memory)
     _on_device(array, memory.device_id, place)
-    current = as_stream(None, device=place.device, driver=place.driver)
+    current = place.current()
     home = block.stream if block is not None else current
     return Operand(
         array.data.ptr,
@@ -310,7 +310,7 @@ def _interface(array: Any, place: Place) -> Operand:
     count = int(np.prod(shape, dtype=np.int64))
     if ptr:
         _on_device(array, place.driver.pointer_info(ptr).device, place)
-    current = as_stream(None, device=place.device, driver=place.driver)
+    current = place.current()
     named = fields.get("stream")
     partners: tuple[Stream, ...] = (current,)
     if named:

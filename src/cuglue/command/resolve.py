@@ -82,13 +82,8 @@ def bind(
             values.append(operand.ptr)
             if spans:
                 views.append(_span(operand, access, parameter))
-    except CuglueError as refused:
-        error = (
-            _undeclared(arg) if parameter is not None and parameter.convert and is_tracked(arg) else refused
-        )
-        what = f"{parameter}" if parameter is not None else type(arg).__name__
-        error.what = f"kernel {name!r}, argument {len(values) + 1} ({what}): {error.what}"
-        raise error from None
+    except CuglueError as error:
+        raise _explained(error, name, len(values) + 1, arg, parameter) from None
     return tuple(values), tuple(views), uses
 
 
@@ -125,6 +120,17 @@ def _scalar(arg: Any, parameter: Parameter | None) -> Any:
         raise LaunchError("struct or vector", got=repr(arg)[:80], expected=expected)
     expected = f"In(x), Out(x) or InOut(x) of a map's {parameter.kind}"
     raise LaunchError(f"{parameter.kind} object", got=repr(arg)[:80], expected=expected)
+
+
+def _explained(
+    error: CuglueError, name: str, number: int, arg: Any, parameter: Parameter | None
+) -> CuglueError:
+    """The error of an argument, saying which it is."""
+    if parameter is not None and parameter.convert is not None and is_tracked(arg):
+        error = _undeclared(arg)
+    what = f"{parameter}" if parameter is not None else type(arg).__name__
+    error.what = f"kernel {name!r}, argument {number} ({what}): {error.what}"
+    return error
 
 
 def _undeclared(arg: Any) -> CuglueError:

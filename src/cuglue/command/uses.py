@@ -86,4 +86,7 @@ class Uses:
                 failed = failed or error
         if failed is not None:
             stream.synchronize()
-            raise failed
+            try:
+                raise failed
+            finally:
+                failed = None  # else the error and this frame keep each other, and the buffers, alive
