@@ -321,6 +321,15 @@ def test_C13_cleanup_is_refused_while_any_stream_records(sim: SimDriver) -> None
         x.close()
 
 
+def test_C13_cleanup_is_refused_where_somebody_else_captures(sim: SimDriver) -> None:
+    with Runtime() as rt:
+        stream = rt.stream(0)
+        sim.capture_begin(stream.handle, CaptureMode.RELAXED)
+        with rt.command(stream=stream) as cmd, pytest.raises(CaptureError, match="clean up memory"):
+            cmd.memory_cleanup()
+        sim.graph_destroy(sim.capture_end(stream.handle))
+
+
 def test_C13_what_a_warmup_holds_survives_a_cleanup(rt: Runtime) -> None:
     stream = rt.stream(0)
     capture = rt.capture(stream)

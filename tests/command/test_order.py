@@ -10,7 +10,7 @@ import pytest
 from driver_calls import Calls, recorded
 from sample_kernels import INCREMENT, SAXPY
 
-from cuglue import Command, In, InOut, Out, Runtime
+from cuglue import Command, DirectCudaResource, In, InOut, Out, Runtime
 from cuglue.command.kernels import KernelContext
 from cuglue.driver.protocol import Access, CaptureMode
 from cuglue.driver.sim import SimDriver
@@ -68,6 +68,38 @@ def test_C1b_ids_that_share_a_slot_are_one_stream(rt: Runtime) -> None:
     with Runtime(driver=rt.driver, max_streams=4) as four:
         assert four.stream(1) is four.stream(5)
         assert four.stream(1) is not four.stream(2)
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_C3_memory_of_either_path_is_stamped_when_it_is_bound(driver: Any, calls: Calls, mode: Any) -> None:
+    with DirectCudaResource(mode=mode) as resource, Runtime(driver=driver, resource=resource) as rt:
+        one, two = rt.stream(1), rt.stream(2)
+        x = rt.empty(N, stream=two)
+        assert (x.block.write_stream, x.block.write_seq) == (two, two.seq)
+        calls.clear()
+        rt.command(In(x), stream=one)
+        assert waits(calls) == (1, 1)
+        x.close()
+
+
+def test_lanes_of_other_peoples_streams_go_when_nothing_is_lost(sim: SimDriver) -> None:
+    with Runtime() as rt:
+        own = rt._lanes.lane(rt.stream(0))
+        streams = [sim.Stream() for _ in range(100)]
+        busy = rt.capture(streams[0])
+        busy.prepare()
+        lane = rt._lanes.lane(streams[0])
+        holding = rt._lanes.lane(streams[1])
+        holding.hold(b"", 0)
+        profiled = rt._lanes.lane(streams[2])
+        with rt.profile(streams[2]):
+            for stream in streams:
+                rt.command(stream=stream)
+        assert len(rt._lanes.all()) < 80
+        kept = rt._lanes.all()
+        assert {own, lane, holding, profiled} <= set(kept)
+        busy.begin()
+        busy.end().close()
 
 
 def test_B27b_waits_of_launches(rt: Runtime, calls: Calls) -> None:

@@ -112,8 +112,7 @@ class Lane:
             except ResourceError as second:
                 second.add_note(f"the first attempt failed too: {first}")
                 raise
-        if block.write_stream is not self.stream or not block.write_seq:
-            # One stamp for every resource: the memory is there once the allocation is.
+        if not block.write_seq:  # one stamp for every resource: the memory is there once the allocation is
             block.finish(self.stream, Access.WRITE)
         release = self.resource.deallocate if self.warmup is None else self.warmup.take_back
         return self._buffer(Storage(block, release), nbytes)
