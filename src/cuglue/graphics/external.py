@@ -19,6 +19,7 @@ from .dmabuf import verify
 from .extimage import ExternalImage, open_image
 from .extmemory import ExternalMemory, Imported, Placed
 from .fences import Fence, WriteTimeoutError
+from .glmemory import SharedGlBuffer, gl_buffer
 from .imports import (
     check_descriptor,
     memory_by_fd,
@@ -269,8 +270,10 @@ __all__ = [
     "Fence",
     "OpaqueSemaphoreWin32",
     "OpaqueWin32",
+    "SharedGlBuffer",
     "WriteTimeoutError",
     "export_fd",
+    "gl_buffer",
     "import_fd",
     "import_image",
     "import_semaphore_fd",
