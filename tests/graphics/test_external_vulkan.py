@@ -227,7 +227,7 @@ def test_images_round_trip(driver: Driver, vulkan: Any, format: str, width: int,
 
 def test_A25_an_unknown_size_is_found(driver: Driver, vulkan: Any) -> None:
     """Or every size is refused, and nothing is left."""
-    fd, size = vulkan.export_memory(MIB)
+    fd, _ = vulkan.export_memory(MIB)
     before = len(descriptors())
     try:
         image = external.import_image(fd, width=512, height=256, format="RGBA8")
