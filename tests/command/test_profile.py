@@ -54,6 +54,17 @@ def test_C29_a_refusal_is_raised_at_once_and_makes_the_profile_invalid(rt: Runti
     assert elsewhere.milliseconds >= 0
 
 
+def test_profiles_lie_on_one_scale(rt: Runtime, x: Any) -> None:
+    with rt.profile(rt.stream(0)) as first:
+        increment(rt, x)
+    with rt.profile(rt.stream(0)) as second:
+        increment(rt, x)
+    assert second.begins_after(first) >= first.milliseconds
+    assert first.begins_after(first) == 0
+    with pytest.raises(UsageError, match="entered"):
+        second.begins_after(rt.profile(rt.stream(0)))
+
+
 def test_misuse(rt: Runtime, x: Any) -> None:
     profile = rt.profile(rt.stream(0))
     with pytest.raises(UsageError, match="has ended"):

@@ -91,6 +91,20 @@ class Profile:
         driver.event_synchronize(self._events[1])
         return driver.event_elapsed(*self._events)
 
+    def begins_after(self, first: Profile) -> float:
+        """Milliseconds from the beginning of ``first`` to the beginning of this one. Blocks until both have begun.
+
+        Raises:
+            UsageError: one of them has not begun.
+        """
+        for profile in (self, first):
+            if not profile._events:
+                raise UsageError(repr(profile), got="its beginning", expected="a profile that was entered")
+        driver = self._lane.stream.driver
+        driver.event_synchronize(first._events[0])
+        driver.event_synchronize(self._events[0])
+        return driver.event_elapsed(first._events[0], self._events[0])
+
     def __del__(self) -> None:
         if self._events:
             state = self._lane.stream.state

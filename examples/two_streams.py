@@ -1,0 +1,66 @@
+"""A pipeline on two streams: the next piece is uploaded while the device computes on the last one.
+
+Teaches: buffers carry their order with them: no event, no wait and no lock in this file; profiles tell the device's time.
+Shows:   a timeline of both streams; on a GPU the bars of one overlap those of the other.
+Needs:   NumPy. Without a CUDA device it runs on the simulated one, which does one thing at a time: order, not speed.
+"""
+
+import numpy as np
+
+import cuglue
+from cuglue import InOut, Kernel, Runtime
+
+PIECES, N, ROUNDS = 6, 1 << 21, 60
+KERNELS: dict[str, str] = {
+    "relax": """
+    extern "C" __global__ void relax(float* x, int rounds, int n) {
+        int i = blockIdx.x * blockDim.x + threadIdx.x;
+        if (i >= n) return;
+        float v = x[i];
+        for (int k = 0; k < rounds; ++k) v = 0.5f * (v + 2.0f / v);  // towards the square root of two
+        x[i] = v;
+    }"""
+}
+
+
+def relax_sim(grid, block, x, rounds, n):
+    for _ in range(rounds):
+        x[:n] = np.float32(0.5) * (x[:n] + np.float32(2) / x[:n])
+
+
+RELAX = Kernel("relax", KERNELS["relax"], sim=relax_sim)
+
+
+def timeline(rows) -> None:
+    """Print a bar for each profile, on one scale."""
+    first = rows[0][1]
+    spans = [(name, profile.begins_after(first), profile.milliseconds) for name, profile in rows]
+    end = max(start + length for _, start, length in spans)
+    for name, start, length in spans:
+        left, width = round(start / end * 60), max(1, round(length / end * 60))
+        print(f"{name:10s}|{' ' * left}{'#' * width:{62 - left}}| {start:7.3f} + {length:.3f} ms")
+
+
+def main() -> None:
+    simulated = not cuglue.is_cuda_available()
+    if simulated:
+        cuglue.use_driver("sim")
+    n = N >> 8 if simulated else N
+    pieces = np.random.default_rng(0).uniform(1, 3, (PIECES, n)).astype("f4")
+    with Runtime() as rt:
+        upload, compute = rt.stream(0), rt.stream(1)
+        results, rows = [], []
+        for number, piece in enumerate(pieces):
+            with rt.profile(upload) as sent:
+                x = rt.create(piece, stream=upload)
+            with rt.profile(compute) as computed:
+                rt.launch(RELAX, (n + 255) // 256, 256, InOut(x), ROUNDS, n, stream=compute)
+            results.append(rt.read(x, dtype="f4", stream=compute))
+            rows += [(f"upload {number}", sent), (f"compute {number}", computed)]
+        roots = np.stack([result.result() for result in results])
+        timeline(rows)
+    print("largest error:", float(np.abs(roots - np.sqrt(2)).max()))
+
+
+if __name__ == "__main__":
+    main()
