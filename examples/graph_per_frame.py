@@ -1,7 +1,7 @@
 """Twenty kernels a frame cost one call: a captured graph works on a copy of the texture, frame after frame.
 
-Teaches: record work once in `rt.capture()`, with a warm-up for its temporary buffers; a map cannot be recorded, a buffer
-         that it is copied into can.
+Teaches: record work once in `rt.capture()`, with a warm-up for its temporary buffers; a map cannot be recorded, but
+         a buffer can that it is copied into.
 Shows:   ten frames blurred by the graph and shown by the texture, each checked against NumPy.
 Needs:   OpenGL. With a CUDA device everything stays there; without one it runs on the simulated device.
 """

@@ -1,6 +1,6 @@
 """A pipeline on two streams: the next piece is uploaded while the device computes on the last one.
 
-Teaches: buffers carry their order with them: no event, no wait and no lock in this file; profiles tell the device's time.
+Teaches: buffers carry their order with them: no event, no wait and no lock in this file; profiles tell the time.
 Shows:   a timeline of both streams; on a GPU the bars of one overlap those of the other.
 Needs:   NumPy. Without a CUDA device it runs on the simulated one, which does one thing at a time: order, not speed.
 """

@@ -180,6 +180,16 @@ def test_finalisers_call_no_driver(sim: SimDriver) -> None:
         assert calls.count("free_async") == 1
 
 
+def test_a_launch_frees_what_finalisers_left(sim: SimDriver) -> None:
+    with Runtime() as rt:
+        x = rt.create(np.zeros(64, "i4"))
+        gone = rt.empty(64)
+        del gone
+        with recorded(sim) as calls:
+            rt.launch(INCREMENT, 1, 64, InOut(x), 64, 1)
+        assert calls.count("free_async") == 1
+
+
 def test_memory_outlives_its_runtime(sim: SimDriver) -> None:
     rt = Runtime()
     x = rt.create(b"1234")

@@ -102,6 +102,15 @@ def test_a_map_that_was_left_is_no_operand(rt: Runtime, texture: Any) -> None:
         rt.launch(INVERT, 1, 1, InOut(m), 1)
 
 
+def test_a_view_of_memory_that_is_gone_is_no_operand() -> None:
+    with Runtime(driver="sim") as rt:
+        x = rt.create(np.zeros(N, "i4"))
+        view = x.array((N,), "i4")
+        x.block.advance("deallocate")
+        with pytest.raises(ClosedError):
+            rt.launch(INCREMENT, 1, N, InOut(view), N, 1)
+
+
 # --- CuPy and torch ---------------------------------------------------------------------------------------------
 
 
