@@ -142,7 +142,12 @@ assert 'cupy' not in sys.modules
 """
     environment = {**os.environ, "PYTHONPATH": str(SRC), "CUGLUE_DRIVER": "sim"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
 
