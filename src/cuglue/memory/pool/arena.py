@@ -16,13 +16,12 @@ from .usage import MemoryUsage
 SMALL = 128 << 10  # bytes; up to here requests share small pages
 SMALL_PAGE = 2 << 20
 RUN = 32 << 10  # bytes of one size class that are cut at once
-EXACT = 8 << 10  # up to here every multiple of the alignment is a class; above there are 16 per power of two
-GRANULE = 2 << 20  # large pages shared by several requests are multiples of this
-SHARE = 32  # a large page is at least this part of all memory, so that few pages hold many requests
+EXACT = 8 << 10  # up to here every multiple of the alignment is a class; above there are 32 per power of two
+NEAR = 4  # classes above that of a request whose bins serve it too, so that it gets at most 1/6 too much
+SHARE = 64  # a large page is at least this part of all memory, so that few pages hold many requests
 LARGEST_SHARED = 64 << 20
 # A free span both larger than this and so many times larger than a request waits for a larger one, if upstream gives.
-NEAR = 2
-UNDIVIDED = 64 << 20
+UNDIVIDED = 16 << 20
 SPLIT_RATIO = 16
 # Parts of the memory: what has to lie in bins to be worth merging, and in unused pages to be worth replacing.
 WORTH_FLUSHING = 128
@@ -31,10 +30,10 @@ _KEYS = 1 << 14  # sizes whose bin is known by the size itself
 
 
 def class_size(nbytes: int) -> int:
-    """Bytes that a request of ``nbytes`` gets: at most 1/16 more than asked for, beyond the alignment."""
+    """Bytes that a request of ``nbytes`` gets: at most 1/32 more than asked for, beyond the alignment."""
     if nbytes <= EXACT:
         return padded(nbytes) or ALIGN
-    step = 1 << ((nbytes - 1).bit_length() - 5)
+    step = 1 << ((nbytes - 1).bit_length() - 6)
     return padded((nbytes + step - 1) & -step)
 
 
@@ -72,10 +71,11 @@ class Arena:
                 sizes.append(size)
             near = self._near[key] = tuple(map(self.bin_of, sizes))
         for stack in near:
-            try:
-                return stack.pop()
-            except IndexError:
-                pass
+            if stack:
+                try:
+                    return stack.pop()
+                except IndexError:
+                    pass  # another thread was quicker
         return None
 
     def bin_of(self, nbytes: int) -> list[Span]:
@@ -181,18 +181,13 @@ class Arena:
         span.free = False
 
     # --- pages --------------------------------------------------------------------------------------------------
-    def page_sizes(self, nbytes: int, reserved: int) -> tuple[int, int]:
-        """Bytes to ask upstream for so that there is room for ``nbytes``: what is good, and what would do.
-
-        Args:
-            nbytes: bytes asked for.
-            reserved: bytes of all pages of the pool.
-        """
+    def page_sizes(self, nbytes: int) -> tuple[int, int]:
+        """Bytes to ask upstream for so that there is room for ``nbytes``: what is good, and what would do."""
         size = class_size(nbytes)
         if size <= SMALL:
             return SMALL_PAGE, size
-        shared = min(reserved // SHARE, LARGEST_SHARED) // GRANULE * GRANULE
-        return max(size, shared), size
+        shared = min(self.reserved // SHARE, LARGEST_SHARED)
+        return max(shared // size, 1) * size, size
 
     def add(self, page: Page, *, small: bool) -> None:
         """Take a page in, for small requests or for large ones."""
@@ -209,11 +204,19 @@ class Arena:
         """The pages that are one free span of this arena; spans in bins are not free."""
         return [page for page in self.pages if page.unused and page.first.home is self]
 
-    def replaceable(self, nbytes: int) -> list[Page]:
-        """The unused pages that should go before there is a page for ``nbytes`` bytes, which fit none of them."""
-        unused = [] if class_size(nbytes) <= SMALL else [page for page in self.unused() if not page.small]
-        worth = sum(page.nbytes for page in unused) * WORTH_REPLACING >= self.reserved
-        return [page for page in unused if page.nbytes < class_size(nbytes)] if worth else []
+    def replaceable(self, nbytes: int, *, record: bool) -> list[Page]:
+        """The unused pages that should go before there is a page for ``nbytes`` bytes, which fit none of them.
+
+        Args:
+            nbytes: bytes asked for.
+            record: the pool would hold more than it ever did: everything unused goes. Else only what is worth it.
+        """
+        size = class_size(nbytes)
+        if size <= SMALL:
+            return []
+        unused = [page for page in self.unused() if not page.small and page.nbytes < size]
+        worth = record or sum(page.nbytes for page in unused) * WORTH_REPLACING >= self.reserved
+        return unused if worth else []
 
     def extended(self, page: Page, more: Span) -> None:
         """A page got longer by ``more``."""

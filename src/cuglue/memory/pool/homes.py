@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from ...core.device import DeviceState
 from ...core.stream import Stream
-from ...errors import CaptureError
+from ...errors import CaptureError, OutOfMemory
 from .arena import Arena
 from .counters import PoolCounters, sum_of
 from .spans import Page, Span
@@ -37,6 +37,7 @@ class Home(Arena):
         self.stream = stream
         self.private = private
         self.seen = -1  # requests at the last look at its age
+        self.refusal: OutOfMemory | None = None  # why upstream gave nothing the last time
 
     def put(self, span: Span) -> None:
         """Take a span back; the work that used it is ordered before what :attr:`stream` does next."""

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ..cupy_plug import wrong_current_device
+
 
 def make_malloc(pool: Any, types: Any) -> Callable[[int], Any]:
     """CuPy's allocator over ``pool``.
@@ -67,7 +69,7 @@ def make_malloc(pool: Any, types: Any) -> Callable[[int], Any]:
         if forgotten:
             retire.run_forgotten()
         if current_device is not None and current_device() != device:
-            raise pool.wrong_current_device(current_device())
+            raise wrong_current_device(pool, current_device())
         current = stream_current(device)
         home = find_home(id(current))
         try:

@@ -35,10 +35,11 @@ class Ladder(Homes):
         if span is not None:
             return span
         home.stream.refuse_capture("take memory from upstream")
+        home.refusal = None
         self._look_at_ages()
         limit = self.upstream.limit
         if limit is not None and class_size(nbytes) > limit:
-            return self._refuse(nbytes)
+            return self._refuse(home, nbytes)
         span = self._grow(home, nbytes) or self._steal(home, nbytes) or self._drain(home, nbytes)
         if span is not None:
             return span
@@ -47,10 +48,10 @@ class Ladder(Homes):
         if span is None:
             gc.collect()  # arrays in cycles
             span = self._wait(home, nbytes, troubles)
-        return span if span is not None else self._refuse(nbytes, troubles)
+        return span if span is not None else self._refuse(home, nbytes, troubles)
 
-    def _refuse(self, nbytes: int, troubles: Sequence[CuglueError] = ()) -> Span:
-        cause = troubles[0] if troubles else None
+    def _refuse(self, home: Home, nbytes: int, troubles: Sequence[CuglueError] = ()) -> Span:
+        cause = troubles[0] if troubles else home.refusal
         limit = self.upstream.limit
         if limit is not None and not self.upstream.fits(class_size(nbytes)):
             raise PoolCapacityExceeded(
@@ -66,11 +67,12 @@ class Ladder(Homes):
         if span is not None:
             return span
         with self.lock:
+            good, enough = home.page_sizes(nbytes)
+            record = self.upstream.reserved + good > self.upstream.peak
             # A graph may use every address that it was ever given.
-            for page in [] if home.private else home.replaceable(nbytes):
+            for page in [] if home.private else home.replaceable(nbytes, record=record):
                 self._drop(home, page)
                 self.counters.replaced += 1
-            good, enough = home.page_sizes(nbytes, self.upstream.reserved)
         span = self._grow_by(home, nbytes, good) if self.upstream.fits(good) else None
         if span is None and enough < good:
             span = self._grow_by(home, nbytes, enough)
@@ -99,7 +101,8 @@ class Ladder(Homes):
     def _grow_by(self, home: Home, nbytes: int, size: int) -> Span | None:
         try:
             page = self.upstream.grow(size, home.stream)
-        except OutOfMemory:
+        except OutOfMemory as error:
+            home.refusal = error
             return None
         self.counters.grown += 1
         with self.lock:

@@ -31,7 +31,7 @@ from ...errors import (
 )
 from ...lifecycle import BlockState, Owned
 from ..block import LARGEST, DeviceBlock, as_size
-from ..cupy_plug import cupy_types, make_malloc, wrong_current_device
+from ..cupy_plug import cupy_types, make_malloc
 from ..resource import DeviceMemoryResource
 from ..source import wrong_device
 from ..table import BlockTable, gone
@@ -240,13 +240,7 @@ class PoolResource(Owned, PoolArrays):
         if size == 0:
             return None
         stream = as_stream(current, device=self._device, driver=self._driver)
-        span, _ = self._span(size, stream)
-        span.life = None
-        return span
-
-    def wrong_current_device(self, current: int) -> UsageError:
-        """The error for an allocation while another device is current."""
-        return wrong_current_device(self, current)
+        return self._span(size, stream)[0]
 
     # --- streams ------------------------------------------------------------------------------------------------
     def stream_memory(self, stream: object = None) -> StreamMemory:

@@ -1,0 +1,95 @@
+"""The pool on the traces of the benchmarks: it keeps no more than CuPy's algorithm, and each mechanism is needed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules.setdefault(name, importlib.util.module_from_spec(spec))
+    spec.loader.exec_module(module)
+    return module
+
+
+traces = load("traces")
+fragmentation = load("fragmentation")
+
+
+@pytest.mark.parametrize("name", traces.TRACES)
+def test_a_trace_is_the_same_each_time_and_frees_all(name: str) -> None:
+    trace = traces.TRACES[name]()
+    assert trace == traces.TRACES[name]()
+    live: set[int] = set()
+    for key, nbytes, _ in trace:
+        assert (key not in live) == bool(nbytes)
+        (live.add if nbytes else live.remove)(key)
+    assert live == set()
+
+
+@pytest.mark.parametrize("name", traces.TRACES)
+def test_keeps_no_more_than_cupys_algorithm(sim: Any, name: str) -> None:
+    trace = traces.TRACES[name]()
+    ours = fragmentation.replay(trace, fragmentation.Ours(fragmentation.Paper))
+    theirs = fragmentation.replay(trace, fragmentation.CupyModel())
+    assert 1 <= ours["ratio"] <= theirs["ratio"]
+
+
+def test_the_model_of_cupy_does_what_cupy_does() -> None:
+    model = fragmentation.CupyModel()
+    a, b, c = (model.take(n, 0) for n in (1000, 5000, 1000))
+    assert model.reserved() == 1024 + 5120 + 1024
+    model.free(b)
+    d = model.take(2000, 0)
+    assert d[0] == b[0], "the best fit is cut"
+    e = model.take(3000, 0)
+    assert e[0] == b[0] + 2048, "so is the rest"
+    for piece in (d, e):
+        model.free(piece)
+    assert model.take(5000, 0)[0] == b[0], "and merged again"
+    model.free(a)
+    assert model.take(1000, 1)[0] not in (a[0], c[0]), "streams share nothing"
+
+
+@pytest.mark.parametrize(
+    ("name", "mechanisms"),
+    [
+        ("mixed", ("hits", "misses", "splits", "coalesced", "flushes", "grown")),
+        ("growing", ("replaced",)),
+        ("rendering", ("hits", "replaced")),
+        ("carved", ("splits", "replaced")),
+    ],
+)
+def test_the_mechanisms_that_a_trace_needs_are_used(sim: Any, name: str, mechanisms: tuple[str, ...]) -> None:
+    ours = fragmentation.Ours(fragmentation.Paper)
+    fragmentation.replay(traces.TRACES[name](), ours)
+    unused = [m for m in mechanisms if not getattr(ours.pool.counters, m)]
+    assert unused == []
+
+
+def test_at_a_limit_streams_need_stealing_and_draining(sim: Any) -> None:
+    trace = traces.TRACES["streams"]()
+    limit = int(1.35 * traces.peak_in_use(trace))
+    ours = fragmentation.Ours(fragmentation.Paper, max_bytes=limit)
+    result = fragmentation.replay(trace, ours)
+    assert result["reserved"] <= limit
+    assert ours.pool.counters.stolen > 0
+    assert ours.pool.counters.drained > 0
+
+
+@pytest.mark.parametrize("name", ["mixed", "training"])
+def test_most_requests_of_a_steady_program_are_hits(sim: Any, name: str) -> None:
+    ours = fragmentation.Ours(fragmentation.Paper)
+    fragmentation.replay(traces.TRACES[name](), ours)
+    counters = ours.pool.counters
+    assert counters.hits > counters.misses
