@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,8 +52,11 @@ class Row:
 class Suite:
     """Runs parts one after another within one time limit and collects their rows."""
 
-    def __init__(self, output: Path, test_seconds: float, total_seconds: float, root: Path = ROOT) -> None:
+    def __init__(
+        self, output: Path, test_seconds: float, total_seconds: float, root: Path = ROOT, jobs: int = 1
+    ) -> None:
         self.rows: list[Row] = []
+        self._jobs = jobs
         self._root = root
         self._output = output
         self._test_seconds = test_seconds
@@ -106,8 +110,9 @@ class Suite:
             by_file.setdefault(test.split("::")[0], []).append(test)
         if not by_file:
             self._add(Row(where, failed=1, bad=[f"no test marked {marker} there"]))
-        for file, names in by_file.items():
-            self._add(*self._file(file, names, marker, prefix))
+        with ThreadPoolExecutor(self._jobs) as files:
+            for row, log in files.map(lambda item: self._file(*item, marker, prefix), by_file.items()):
+                self._add(row, log)
 
     def _collect(self, where: str, marker: str) -> list[str] | None:
         log = self._output / "collect.log"
@@ -271,10 +276,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--output", type=Path, default=ROOT / "gpu_report", metavar="DIR", help="where the logs go"
     )
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="test files at a time (1)")
     parser.add_argument("--demo-args", default="", metavar="'...'", help="arguments for the demo")
     options = parser.parse_args(arguments)
 
-    suite = Suite(options.output.resolve(), options.timeout, options.limit)
+    suite = Suite(options.output.resolve(), options.timeout, options.limit, jobs=options.jobs)
     named = parts(suite, options.marker, options.demo_args.split())
     for part in options.part or DEFAULT_PARTS:
         if part in named:
