@@ -187,6 +187,33 @@ def test_A8_a_second_map_waits_too(owner: Owner) -> None:
             assert (peek(first) == 6).all()
 
 
+def test_A8_a_wait_outlives_the_map_that_queued_it(owner: Owner) -> None:
+    """The map failed after the wait was queued; one on another stream comes after the write all the same."""
+    one, two = owner.driver.Stream(), owner.driver.Stream()
+    with owner.image() as handle:
+        handle.record_write(1)
+        with fail("copy_from_array_async"), pytest.raises(DriverError):
+            handle.map(one)
+        with handle.map(two) as m:
+            assert waits(owner.driver) == 1
+            owner.driver.pump()
+            owner.write(4)
+            owner.signal(1)
+            assert (peek(m) == 4).all()
+
+
+def test_A8_waiting_forgets_no_earlier_use(owner: Owner) -> None:
+    """A publish on one stream, then a recorded write and a map on another: the simulated device sees any gap."""
+    driver, one, two = owner.driver, owner.driver.Stream(), owner.driver.Stream()
+    with owner.image() as handle:
+        with handle.map_mut(one) as m:
+            driver.fill_async(m.device_ptr, 0x11, m.size, m.stream.handle)
+        handle.record_write(5)
+        owner.signal(5)
+        with handle.map(two) as m:
+            assert (peek(m) == 0x11).all()
+
+
 @pytest.mark.parametrize("value", [-1, 2**64, True, 1.0, None, "1"])
 def test_bad_values(owner: Owner, handle: CudaHandle, value: Any) -> None:
     for call in (handle.record_write, owner.fence.wait, owner.fence.signal):
@@ -453,6 +480,26 @@ def test_closing_waits_for_what_is_queued_without_blocking(owner: Owner) -> None
     assert owner.driver.inventory()["semaphores"] == 1
     owner.signal(1)
     assert settled(owner.driver)["semaphores"] == 0
+
+
+def test_closing_waits_for_a_signal_too(owner: Owner) -> None:
+    stream, gate = owner.driver.Stream(), owner.driver.semaphore_fd()
+    with external.import_semaphore_fd(gate) as held:
+        held.wait(1, stream)
+        owner.fence.signal(1, stream)
+        owner.fence.close()
+        assert owner.driver.inventory()["semaphores"] == 2
+        os.pwrite(gate, b"\x01", 0)
+    assert settled(owner.driver)["semaphores"] == 0
+    assert owner.value == 1
+    os.close(gate)
+
+
+def test_closing_an_idle_fence_frees_it_at_once(owner: Owner) -> None:
+    owner.fence.signal(1)
+    owner.driver.device_synchronize(0)
+    owner.fence.close()
+    assert owner.driver.inventory()["semaphores"] == 0
 
 
 def test_a_forgotten_fence_is_freed_with_a_warning(driver: Any) -> None:

@@ -41,7 +41,7 @@ class FencedImage(ImageBacking):
     def publish(self, share: Share, stream: Stream) -> None:
         """Inherited. Blocks the host, unless a fence tells the owner."""
         super().publish(share, stream)
-        share.block.join_uses(stream)
+        share.block.join_uses(stream)  # in place nothing is copied, so nothing waited for the kernels yet
         self.writes.hand_back(stream)
 
     def planes(self, layout: Layout) -> Mapping[str, PlaneView]:
@@ -91,10 +91,14 @@ class ArrayImage(FencedImage):
         home = as_stream(0, device=state.device, driver=state.driver)
         self._block = Block(0, 0, home, 0, "imported image")
 
+    def check(self, part: Part) -> None:
+        """Inherited. Level and layer alone: an image may be mapped in place."""
+        super().check(part._replace(in_place=False))
+
     def acquire(self, stream: Stream) -> Block:
-        """Inherited. Only what the owner wrote is waited for."""
+        """Inherited. After all that used the array: kernels in place may write, and are not told apart."""
         self.writes.order(stream, self._block, self)
-        self._block.prepare(stream, Access.READ)
+        self._block.prepare(stream, Access.READ_WRITE)
         return self._block
 
     def release(self, stream: Stream, error: BaseException | None = None) -> None:

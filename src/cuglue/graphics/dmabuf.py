@@ -37,7 +37,7 @@ def verify(memory: ExternalMemory, fd: int) -> None:
         range_ = Range(memory, 0, memory.size)
         undo.then(range_.withdraw)
         wrong = _differing(memory, range_.ptr, fd)
-    range_.withdraw()
+        range_.withdraw()
     if wrong is not None:
         raise UnsupportedError(
             f"{memory!r}: the device maps other memory than its owner",

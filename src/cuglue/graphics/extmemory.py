@@ -151,8 +151,13 @@ class ExternalMemory(Owned):
             self._users -= 1
 
     def cancel_user(self) -> None:
-        """Take back :meth:`add_user`: the use never began, and the allocation is as it was."""
+        """Take back :meth:`add_user`: the use never began, and the allocation is as it was.
+
+        If it was closed meanwhile it is given back; this can be called again if that failed.
+        """
         with self._lock:
+            if self._users == 1 and self.closed:
+                self._give_back()
             self._users -= 1
 
     def _give_back(self) -> None:
@@ -196,9 +201,9 @@ class Range:
             self._memory.source.unmap(self.ptr)
 
     def withdraw(self) -> None:
-        """Give back the address alone; the allocation is as it was before."""
-        self._unmap()
-        self._memory.cancel_user()
+        """Give back the address alone, once; the allocation is as it was before. Goes on where it failed before."""
+        self._rest[-1:] = [self._memory.cancel_user] if self._rest else []
+        self.give_back()
 
     def give_back(self) -> None:
         """Give back the address, then the share of the allocation, each once. Goes on where it failed before."""
