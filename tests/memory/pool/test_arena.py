@@ -58,7 +58,7 @@ def test_small_requests_share_pages_and_come_in_runs() -> None:
     spans = [grown.take(1000) for _ in range(100)]
     assert grown.memory.grown == [SMALL_PAGE]
     assert len({span.ptr for span in spans}) == 100
-    assert len(grown.arena.bins[2]) == 128 - 100
+    assert len(grown.arena.bin_of(1000)) == 128 - 100
 
 
 def test_report_M20_small_blocks_never_carve_up_a_large_one() -> None:

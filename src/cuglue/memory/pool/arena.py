@@ -41,14 +41,14 @@ class Arena:
     """Free memory that one stream may use at once. Its owner's lock is held for every call; bins need none.
 
     Attributes:
-        bins: by size in alignments, the stack of free spans for it. Several sizes share a stack.
+        bins: by size in alignments, the stacks of free spans for it: its own, which near sizes share, and those a
+            little larger.
         pages, reserved: those taken for it, and their bytes; spans of them may have gone to other arenas.
         hits, misses, flushes: requests served from a bin, and behind it; how often bins were emptied.
     """
 
     def __init__(self) -> None:
-        self.bins: dict[int, list[Span]] = {}
-        self._near: dict[int, tuple[list[Span], ...]] = {}
+        self.bins: dict[int, tuple[list[Span], ...]] = {}
         self._stacks: dict[int, list[Span]] = {}
         self.small = BestFit()
         self.large = BestFit()
@@ -61,16 +61,7 @@ class Arena:
     # --- bins ---------------------------------------------------------------------------------------------------
     def pop(self, nbytes: int) -> Span | None:
         """A span from the bin for ``nbytes`` bytes, or from that of a size little larger. Needs no lock."""
-        key = (nbytes + ALIGN - 1) // ALIGN
-        near = self._near.get(key)
-        if near is None:
-            size = class_size(nbytes)
-            sizes = [nbytes]
-            for _ in range(NEAR if size > EXACT else 0):
-                size = class_size(size + 1)
-                sizes.append(size)
-            near = self._near[key] = tuple(map(self.bin_of, sizes))
-        for stack in near:
+        for stack in self.bins.get((nbytes + ALIGN - 1) // ALIGN) or self._open_bins(nbytes):
             if stack:
                 try:
                     return stack.pop()
@@ -79,13 +70,20 @@ class Arena:
         return None
 
     def bin_of(self, nbytes: int) -> list[Span]:
-        """The stack for requests of ``nbytes`` bytes, known to :attr:`bins` from now on."""
-        stack = self._stacks.setdefault(class_size(nbytes), [])
+        """The stack that spans for ``nbytes`` bytes go back to."""
+        return (self.bins.get((nbytes + ALIGN - 1) // ALIGN) or self._open_bins(nbytes))[0]
+
+    def _open_bins(self, nbytes: int) -> tuple[list[Span], ...]:
+        """The stacks for ``nbytes`` bytes, known to :attr:`bins` from now on."""
+        size = class_size(nbytes)
+        sizes = [size]
+        for _ in range(NEAR if size > EXACT else 0):
+            sizes.append(class_size(sizes[-1] + 1))
         if len(self.bins) >= _KEYS:
             self.bins.clear()
-            self._near.clear()
-        self.bins[(nbytes + ALIGN - 1) // ALIGN] = stack
-        return stack
+        stacks = tuple(self._stacks.setdefault(size, []) for size in sizes)
+        self.bins[(nbytes + ALIGN - 1) // ALIGN] = stacks
+        return stacks
 
     def binned(self, small: bool) -> int:
         """Bytes in bins, of small classes or of large ones."""

@@ -24,6 +24,7 @@ class ArrayBlock(DeviceBlock):
     """The block behind a CuPy array, for whoever asks for it. The array gives it back."""
 
     __slots__ = ()
+    PLAIN = True
 
 
 class PoolArrays(PoolFigures):

@@ -36,7 +36,8 @@ def make_malloc(pool: Any, types: Any) -> Callable[[int], Any]:
     stream_current = driver.stream_current
     retire = pool.homes.state.retire
     forgotten = retire.forgotten
-    take_back, more, long_way = pool.take_back, pool.more, pool.span_for
+    take_back, long_way = pool.take_back, pool.span_for
+    nothing: tuple[Any, ...] = ()
     fast = pool.homes.fast
     find_home = fast.get
     ordinal = pool.device_ordinal
@@ -72,18 +73,20 @@ def make_malloc(pool: Any, types: Any) -> Callable[[int], Any]:
             raise wrong_current_device(pool, current_device())
         current = stream_current(device)
         home = find_home(id(current))
-        try:
-            span = home.bins[(nbytes + 511) >> 9].pop()
-            home.hits += 1
-        except (AttributeError, KeyError, IndexError, TypeError):
-            span = None
+        span = None
+        if home is not None and nbytes.__class__ is int:
+            for stack in home.bins.get((nbytes + 511) >> 9, nothing):
+                if stack:
+                    try:
+                        span = stack.pop()
+                        home.hits += 1
+                        break
+                    except IndexError:
+                        pass  # another thread was quicker
         if span is None:
-            if home is not None and nbytes.__class__ is int and nbytes > 0:
-                span = more(home, nbytes)
-            else:
-                span = long_way(current, nbytes)
-                if span is None:
-                    return pointer(empty, 0)
+            span = long_way(current, nbytes)
+            if span is None:
+                return pointer(empty, 0)
         memory = new(PoolMemory)
         memory.ptr = span.ptr
         memory.size = span.size

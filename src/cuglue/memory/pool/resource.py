@@ -226,20 +226,13 @@ class PoolResource(Owned, PoolArrays):
         self.several_devices = not self._state.capabilities.simulated and self._driver.device_count() > 1
         return hot.make_malloc(self, cupy_types())
 
-    def more(self, home: Home, nbytes: int) -> Span:
-        """A span for an array that the bin of its size does not have."""
-        span = home.pop(nbytes)
-        if span is not None:
-            home.hits += 1
-            return span
-        return self._span(nbytes, home.stream)[0]
-
     def span_for(self, current: object, nbytes: Any) -> Span | None:
         """A span on the stream ``current`` for an array; None for 0 bytes. The long way of :mod:`.hot`."""
         size = as_size(nbytes)
         if size == 0:
             return None
-        stream = as_stream(current, device=self._device, driver=self._driver)
+        home = self.homes.fast.get(id(current))
+        stream = as_stream(current, device=self._device, driver=self._driver) if home is None else home.stream
         return self._span(size, stream)[0]
 
     # --- streams ------------------------------------------------------------------------------------------------
