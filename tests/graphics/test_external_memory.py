@@ -524,6 +524,7 @@ def test_memory_between_two_processes(driver: Any) -> None:
 
 @pytest.mark.gpu
 def test_memory_between_two_processes_on_a_gpu(driver: Any) -> None:
+    between_processes(driver, "cuda")  # the first use opens the device's own files
     before = descriptors()
     between_processes(driver, "cuda")
     assert len(descriptors()) == len(before)

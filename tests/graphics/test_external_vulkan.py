@@ -26,11 +26,14 @@ pytestmark = pytest.mark.gpu
 MIB = 1 << 20
 
 
-@pytest.fixture
-def vulkan(driver: Driver) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def vulkan() -> Iterator[Any]:
+    """One instance for the file: the driver's library cannot be loaded and unloaded without end in one process."""
     from vulkan_shared import VulkanDevice
 
-    with VulkanDevice(driver.device_uuid(0)) as made:
+    from cuglue.driver.registry import open_driver
+
+    with VulkanDevice(open_driver("cuda").device_uuid(0)) as made:
         yield made
 
 

@@ -272,6 +272,7 @@ def as_stream(obj: object = None, *, device: int | None = None, driver: Driver |
         return obj
     driver = driver or current_driver()
     if obj is None:
+        device_state(driver, device or 0)  # an unknown device gets our error, not the array library's
         obj = driver.stream_current(device or 0)
     handle, own_device = _handle_of(obj)
     if handle == LEGACY_STREAM:
