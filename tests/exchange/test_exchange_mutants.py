@@ -16,7 +16,9 @@ from cuglue.driver.protocol import CaptureMode, MemoryType
 from cuglue.driver.sim import SimDriver
 from cuglue.errors import CaptureError, ClosedError, DriverError
 from cuglue.exchange import ArrayView, BlockOwner
+from cuglue.exchange import view as view_module
 from cuglue.exchange.copies import copy_on_device
+from cuglue.exchange.tokens import ExportToken
 from cuglue.layout import Layout
 from cuglue.testing.faults import fail
 
@@ -125,3 +127,25 @@ def test_what_a_consumer_queued_after_the_last_event_counts(device: Exported) ->
     for stream, seq in device.owner.uses():
         device.home.wait_for(stream, seq)
     device.fill(device.home, 3)
+
+
+def test_a_capsule_of_device_memory_holds_a_token(device: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The capsule itself is made with the help of a CUDA driver, so here stands what it would keep."""
+    kept: list[object] = []
+    monkeypatch.setattr(view_module, "device_capsule", lambda *args, keep, **rest: kept.append(keep))
+    device.view.__dlpack__(stream=device.consumer.handle, max_version=(1, 0))
+    assert [export.how for export in device.owner.ledger.live()] == ["DLPack"]
+    (token,) = kept
+    assert isinstance(token, ExportToken)
+    assert token.owner is device.owner
+    del token
+    kept.clear()
+    assert device.owner.ledger.live() == ()
+
+
+def test_memory_that_is_gone_is_not_exported_even_if_it_is_empty(host: Exported) -> None:
+    empty = ArrayView(host.owner, host.block.ptr, Layout.of((0,), "u1"))
+    assert empty.__array_interface__["shape"] == (0,)
+    host.block.advance("deallocate")
+    with pytest.raises(ClosedError):
+        _ = empty.__array_interface__
