@@ -10,6 +10,7 @@ without a second object per array.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -19,9 +20,10 @@ from ..lifecycle import BLOCK, BlockState, step
 from .stream import Stream
 
 _NO_SLOTS: tuple[str, ...] = ()  # behaviour only: a C base class (CuPy's) may stand beside this one
-_generations = itertools.count(
-    1
-)  # process-wide, never reused: tells a stale block from its address's next owner
+# Process-wide, never reused: tells a stale block from its address's next owner.
+_generations = itertools.count(1)
+#: The seq of a use that goes on: all that its stream gets until somebody has to wait for it.
+OPEN = sys.maxsize
 
 
 class BlockId(NamedTuple):
@@ -72,14 +74,14 @@ class BlockLife:
         """
         waits = 0
         if self.write_stream is not stream:
-            waits += stream.wait_for(self.write_stream, self.write_seq)
+            waits += stream.wait_for(self.write_stream, _until(self.write_stream, self.write_seq))
         if access & 2 and self.reads:
             for reader, seq in list(self.reads.items()):  # another thread may note a read meanwhile
-                waits += stream.wait_for(reader, seq)
+                waits += stream.wait_for(reader, _until(reader, seq))
         return waits
 
     def finish(self, stream: Stream, access: Access, seq: int | None = None) -> None:
-        """Note that work with this access was enqueued on ``stream`` (as its operation ``seq``).
+        """Note that work with this access was enqueued on ``stream`` (as its operation ``seq``, or :data:`OPEN`).
 
         A write replaces the reads before it: its :meth:`prepare` waited for them.
         """
@@ -90,14 +92,15 @@ class BlockLife:
             self.write_stream, self.write_seq = stream, seq
         elif self.reads is None:
             self.reads = {stream: seq}
-        else:
+        elif self.reads.get(stream, 0) < seq:
             self.reads[stream] = seq
 
     def uses(self) -> Iterator[tuple[Stream, int]]:
         """Every (stream, seq) that must be done before the memory may go: the last write, the newest reads."""
-        yield self.write_stream, self.write_seq
+        yield self.write_stream, _until(self.write_stream, self.write_seq)
         if self.reads:
-            yield from list(self.reads.items())
+            for stream, seq in list(self.reads.items()):
+                yield stream, _until(stream, seq)
 
     def use_count(self) -> int:
         """Entries of :meth:`uses` (contracts B27b, "ev")."""
@@ -145,6 +148,11 @@ class BlockLife:
     def alloc_stream(self) -> Stream:
         """The stream the block was allocated on, and is freed on."""
         return self.stream
+
+
+def _until(stream: Stream, seq: int) -> int:
+    """``seq``, or of a use that goes on, a number behind all that the stream has got by now."""
+    return stream.submit() if seq == OPEN else seq
 
 
 #: Slots a concrete block needs beside ``ptr``, ``size`` and ``device_id``.

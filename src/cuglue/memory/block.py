@@ -75,6 +75,7 @@ class DeviceBlock(Block):
 
     __slots__ = ("resource",)
     HELD: ClassVar[bool] = True  # the resource keeps it alive: losing the object loses no memory
+    PLAIN: ClassVar[bool] = False  # memory of CuPy arrays: its stream gets work that nobody counts
 
     ptr = _once(Block.ptr)
     size = _once(Block.size)

@@ -43,6 +43,7 @@ def block_types() -> tuple[type[Any], type[Any]]:
 
         __slots__ = (*BLOCK_SLOTS, "release")
         HELD = False  # alive as long as an array uses it
+        PLAIN = True
 
         def __init__(self, ptr: int, size: int, stream: Stream, seq: int, tag: str) -> None:
             self.ptr = ptr
@@ -55,6 +56,11 @@ def block_types() -> tuple[type[Any], type[Any]]:
         def align(self) -> int:
             """Bytes that :attr:`ptr` is a multiple of."""
             return alignment(self)
+
+        @property
+        def resource(self) -> Any:
+            """Who gets it back."""
+            return getattr(self.release, "__self__", None)
 
         def give_back(self) -> None:
             """Return the memory; a later call on our side runs this for a dead array."""

@@ -11,6 +11,7 @@ from ..core.stream import Stream
 from ..errors import UnsupportedError, UsageError
 from ..lifecycle import BlockState
 from .source import SourceResource
+from .stream_pool import StreamPool
 
 _FREED = BlockState.FREED
 Mode = Literal["auto", "async", "sync"]
@@ -30,6 +31,7 @@ class DirectCudaResource(SourceResource):
         *,
         mode: Mode = "auto",
         check: bool = True,
+        stream_pool: StreamPool | None = None,
     ) -> None:
         """Make the resource; calls no driver.
 
@@ -40,10 +42,11 @@ class DirectCudaResource(SourceResource):
                 compute-sanitizer sees every block; ``"auto"`` is ``"async"`` where the device can. Decided once: a
                 block is always freed by the path that allocated it.
             check: refuse two different ordinals.
+            stream_pool: what an int stands for where a stream is expected: an id of this pool. None: a handle.
         """
         if mode not in get_args(Mode):
             raise UsageError("mode", got=repr(mode), expected=f"one of {', '.join(get_args(Mode))}")
-        super().__init__(device, device_ordinal, check=check)
+        super().__init__(device, device_ordinal, check=check, stream_pool=stream_pool)
         self.mode: Mode = mode
 
     @property

@@ -46,7 +46,8 @@ class PinnedHostResource(SourceResource, TracksUses):
     @property
     def bytes_outstanding(self) -> int:
         """Inherited."""
-        return self._table.nbytes + sum(entry.block.size for entry in list(self._waiting))
+        waiting: int = sum(entry.block.size for entry in list(self._waiting))
+        return self._table.nbytes + waiting
 
     def pending_per_stream(self) -> dict[int, int]:
         """Inherited."""

@@ -9,12 +9,14 @@ it wants, so that a CuPy array costs one object however many layers there are. :
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from weakref import WeakSet
 
 from ..core.block import BlockId, BlockLife
 from ..core.stream import Stream, as_stream
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
 #: ``(nbytes, stream, tag, kind of block) -> block``, arguments resolved.
 Allocate = Callable[[int, Stream, str, Any], Any]
 Deallocate = Callable[[Any], None]
+
+
+_lock = threading.RLock()
+_living: WeakSet[LayeredResource] = WeakSet()
 
 
 class BudgetSnapshot(NamedTuple):
@@ -201,6 +207,12 @@ class DeviceMemoryResource(ABC):
 class LayeredResource(DeviceMemoryResource):
     """A resource that makes blocks of whatever kind the caller wants: all of ours. See the module's docstring."""
 
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        made = super().__new__(cls)
+        with _lock:
+            _living.add(made)
+        return made
+
     @abstractmethod
     def _allocate(self, nbytes: int, stream: Stream, tag: str, kind: Any) -> Any:
         """A live block of class ``kind``. ``nbytes`` is an int of 0 or more, ``stream`` a record of our device."""
@@ -237,6 +249,12 @@ class LayeredResource(DeviceMemoryResource):
 
     def _stream(self, stream: object) -> Stream:
         return as_stream(stream, device=self.device, driver=self.driver)
+
+
+def living_resources() -> list[LayeredResource]:
+    """Every resource of ours that is alive."""
+    with _lock:
+        return list(_living)
 
 
 def check_block(block: object) -> Any:

@@ -12,7 +12,6 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakSet
 
 from ..core import process
 from ..core.block import BlockLife
@@ -33,19 +32,20 @@ from ..lifecycle import BlockState, Owned
 from . import report
 from .block import LARGEST, DeviceBlock
 from .cupy_plug import cupy_error
-from .resource import LayeredResource
+from .resource import LayeredResource, living_resources
+from .stream_pool import StreamPool
 from .streams import refuge
 from .table import BlockTable, gone
 
 _LIVE = BlockState.LIVE
 _INVALID_HANDLE = 400
-_made: WeakSet[SourceResource] = WeakSet()
 
 
 def _disown() -> None:
     """In a forked child: every resource belongs to the parent."""
-    for resource in _made:
-        resource._ready = False
+    for resource in living_resources():
+        if isinstance(resource, SourceResource):
+            resource._ready = False
 
 
 os.register_at_fork(after_in_child=_disown)
@@ -56,13 +56,21 @@ class SourceResource(Owned, LayeredResource):
 
     _ordered = True  # new memory is there after an operation of its stream; False: at once, for everybody
 
-    def __init__(self, device: int = 0, device_ordinal: int | None = None, *, check: bool = True) -> None:
+    def __init__(
+        self,
+        device: int = 0,
+        device_ordinal: int | None = None,
+        *,
+        check: bool = True,
+        stream_pool: StreamPool | None = None,
+    ) -> None:
         """Make the resource; calls no driver.
 
         Args:
             device: ordinal that the driver knows the device by.
             device_ordinal: ordinal that the resource and its blocks go by; the same unless ``check`` is False.
             check: refuse two different ordinals.
+            stream_pool: what an int stands for where a stream is expected: an id of this pool. None: a handle.
         """
         for value in (device, device if device_ordinal is None else device_ordinal):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -77,6 +85,7 @@ class SourceResource(Owned, LayeredResource):
                 hint="Pass check=False if it is a label only",
             )
         self._driver = current_driver()
+        self._stream_pool = stream_pool
         self._table = BlockTable()
         self._ready = (
             False  # one flag for whatever keeps the next allocation from going straight to the driver
@@ -84,7 +93,6 @@ class SourceResource(Owned, LayeredResource):
         self._life = process.life
         self._known_state: DeviceState | None = None
         self._own(3)
-        _made.add(self)
 
     # --- what it is ---------------------------------------------------------------------------------------------
     @property
@@ -131,6 +139,14 @@ class SourceResource(Owned, LayeredResource):
     def bytes_outstanding(self) -> int:
         """Inherited."""
         return self._table.nbytes
+
+    def _stream(self, stream: object) -> Stream:
+        if self._stream_pool is None or not isinstance(stream, int):
+            return super()._stream(stream)
+        found = self._stream_pool.resolve(stream)
+        if found is None:
+            raise StreamMisuse("stream id", got=stream, expected=f"an id of {self._stream_pool!r}")
+        return found
 
     # --- allocate -----------------------------------------------------------------------------------------------
     @abstractmethod

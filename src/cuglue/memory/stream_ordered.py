@@ -13,6 +13,7 @@ from ..core.stream import Stream
 from ..errors import SeveralErrors, UnsupportedError
 from ..lifecycle import BlockState
 from .source import SourceResource
+from .stream_pool import StreamPool
 from .uses import TracksUses
 
 _RETIRED = BlockState.RETIRED
@@ -23,9 +24,16 @@ _REAP_ABOVE = 4096  # blocks of one stream waiting to be counted as free
 class AsyncCudaResource(SourceResource, TracksUses):
     """Stream-ordered device memory from the driver's own pool, with exact uses."""
 
-    def __init__(self, device: int = 0, device_ordinal: int | None = None, *, check: bool = True) -> None:
+    def __init__(
+        self,
+        device: int = 0,
+        device_ordinal: int | None = None,
+        *,
+        check: bool = True,
+        stream_pool: StreamPool | None = None,
+    ) -> None:
         """Make the resource; calls no driver. See :class:`DirectCudaResource` for the arguments."""
-        super().__init__(device, device_ordinal, check=check)
+        super().__init__(device, device_ordinal, check=check, stream_pool=stream_pool)
         self._retired: deque[Any] = deque()  # blocks given back that the device may still have
 
     # --- accounting ---------------------------------------------------------------------------------------------
