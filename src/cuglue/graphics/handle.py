@@ -27,7 +27,7 @@ from ..lifecycle import Owned
 from .backings import Part
 from .fences import check_value
 from .image_copy import CopyPath
-from .life import Life
+from .life import Life, Wish
 from .makers import HandleMakers
 from .mapping import CudaMap
 from .transfer import check, fill, take
@@ -141,7 +141,8 @@ class CudaHandle(HandleMakers, Owned):
             TimeoutError: a recorded write was not done in time; nothing was queued.
             ClosedError, CaptureError, StreamMisuse, UsageError, DriverError: as they say; nothing is mapped.
         """
-        return self._map(stream, Part(level, layer, in_place), False, True, readonly, alias, timeout, join)
+        part = Part(level, layer, in_place)
+        return self._map(stream, Wish(part, readonly=readonly, alias=alias, join=join), timeout)
 
     def map_mut(
         self,
@@ -163,9 +164,8 @@ class CudaHandle(HandleMakers, Owned):
 
         Ordering: only enqueues; so does leaving. Ownership, Raises: as for :meth:`map`.
         """
-        return self._map(
-            stream, Part(level, layer, in_place), True, not overwrite, False, alias, timeout, join
-        )
+        part = Part(level, layer, in_place)
+        return self._map(stream, Wish(part, True, not overwrite, alias=alias, join=join), timeout)
 
     def try_map(self, stream: Any = None, **options: Any) -> CudaMap | None:
         """:meth:`map`, or None where it raises MapUnavailableError. Ordering: as there."""
@@ -247,23 +247,15 @@ class CudaHandle(HandleMakers, Owned):
         state = self._life.backing.state
         return as_stream(stream, device=state.device, driver=state.driver)
 
-    def _map(
-        self,
-        stream: Any,
-        part: Part,
-        writable: bool,
-        load: bool,
-        readonly: bool,
-        alias: bool,
-        timeout: float | None,
-        join: bool,
-    ) -> CudaMap:
+    def _map(self, stream: Any, wish: Wish, timeout: float | None) -> CudaMap:
         """Check what needs no device, then map where the object's calls run."""
         if timeout is not None and not timeout >= 0:
             raise UsageError(f"{self!r}: timeout", got=timeout, expected="0 or more seconds, or None")
         backing = self._life.backing
-        if writable and backing.readonly:
-            raise UsageError(f"{self!r} was registered for reading", got="map_mut()", expected="map()")
+        if backing.readonly:
+            if wish.writable:
+                raise UsageError(f"{self!r} was registered for reading", got="map_mut()", expected="map()")
+            wish = wish._replace(readonly=True)
         self._check_open()
         where = self._stream(stream)
         where.refuse_capture("map a graphics object")
@@ -278,9 +270,7 @@ class CudaHandle(HandleMakers, Owned):
         if timeout is not None and backing.writes is not None:
             backing.writes.poll(timeout, self)
         try:
-            return backing.call(
-                self._life.map, where, part, writable, load, readonly or backing.readonly, alias, join
-            )
+            return backing.call(self._life.map, where, wish)
         except ClosedError as error:
             if backing.alive:
                 raise

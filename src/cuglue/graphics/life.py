@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from typing import NamedTuple
 
 from ..core.stream import Stream, as_stream
 from ..driver.protocol import Access
@@ -19,6 +20,17 @@ from ..lifecycle import HANDLE, HandleState, busy, step
 from .backings import Backing, OpaqueBacking, Part, Share
 from .mapping import CudaMap
 from .users import unannounced_readers
+
+
+class Wish(NamedTuple):
+    """What kind of map is asked for, in the words of :meth:`CudaHandle.map`; ``load``: copy the contents in."""
+
+    part: Part
+    writable: bool = False
+    load: bool = True
+    readonly: bool = False
+    alias: bool = False
+    join: bool = True
 
 
 class Life:
@@ -64,10 +76,9 @@ class Life:
             self._users += 1
 
     # --- mapping --------------------------------------------------------------------------------------------------
-    def map(
-        self, stream: Stream, part: Part, writable: bool, load: bool, readonly: bool, alias: bool, join: bool
-    ) -> CudaMap:
-        """A live map. Runs where the backing's calls run; see :meth:`CudaHandle.map` for the arguments."""
+    def map(self, stream: Stream, wish: Wish) -> CudaMap:
+        """A live map. Runs where the backing's calls run."""
+        part, writable, load, readonly, alias, join = wish
         backing = self.backing
         with self._lock, backing.ordering:
             self._leave_left_over()
