@@ -10,7 +10,6 @@ import threading
 import time
 import warnings
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -20,10 +19,11 @@ import numpy.typing as npt
 from ..core.block import BlockId, BlockLife
 from ..core.stream import Stream
 from ..driver.protocol import Access, CopyKind
-from ..errors import CuglueError, LayoutError, OutOfBounds, OutOfMemory, UseAfterFree
+from ..errors import CuglueError, LayoutError, OutOfMemory, UseAfterFree
 from ..lifecycle import BlockState
 from .adaptor import Adaptor
 from .block import LARGEST, DeviceBlock, as_size
+from .misuse import MemoryMisuseWarning, Misuse
 from .resource import DeviceMemoryResource
 from .streams import refuge
 from .table import BlockTable
@@ -34,38 +34,6 @@ FREED = 0xDD  # of memory given back
 _MOST_EXTRA = 1 << 20
 
 Bytes = npt.NDArray[np.uint8]
-
-
-class MemoryMisuseWarning(UserWarning):
-    """A guard found misuse where it could not raise an error to whoever is to blame."""
-
-
-@dataclass(frozen=True, slots=True)
-class Misuse:
-    """What a guard found.
-
-    Attributes:
-        kind: ``"out of bounds"``: bytes beside a block were written. ``"use after free"``: a block was written after it
-            was given back.
-        tag, generation: of the block.
-        offset: of the first wrong byte from the start of the block; negative before it.
-        neighbour: tag of the nearest live block, which may be the one that ran over; None if there is none.
-    """
-
-    kind: Literal["out of bounds", "use after free"]
-    tag: str
-    generation: int
-    offset: int
-    neighbour: str | None
-
-    def __str__(self) -> str:
-        beside = f", nearest live block {self.neighbour!r}" if self.neighbour is not None else ""
-        return f"{self.kind}: block {self.tag!r} (generation {self.generation}) at byte {self.offset}{beside}"
-
-    def error(self) -> OutOfBounds | UseAfterFree:
-        """The misuse as an error."""
-        cls = OutOfBounds if self.kind == "out of bounds" else UseAfterFree
-        return cls(str(self), generation=self.generation)
 
 
 class _Guarded(NamedTuple):

@@ -23,7 +23,17 @@ _WHERE = {
 #: Public modules.
 _MODULES = ("faults",)
 
-__all__ = ["DriverSuite", "HandleSuite", "Latch", "ResourceSuite", "SweepReport", "ViewSuite", "faults", "sweep", "trace"]
+__all__ = [
+    "DriverSuite",
+    "HandleSuite",
+    "Latch",
+    "ResourceSuite",
+    "SweepReport",
+    "ViewSuite",
+    "faults",
+    "sweep",
+    "trace",
+]
 
 
 def __getattr__(name: str) -> Any:
