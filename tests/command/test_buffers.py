@@ -202,6 +202,36 @@ def test_memory_outlives_its_runtime(sim: SimDriver) -> None:
     assert sim.inventory()["bytes"] == 0
 
 
+def test_a_free_waits_for_what_consumers_queued_uncounted(sim: SimDriver) -> None:
+    """A library that got the memory may use it until its array is dropped; nobody counts that work."""
+    with Runtime() as rt:
+        home, consumer = rt.stream(1), rt.stream(2)
+        x = rt.create(np.zeros(64, "i4"), stream=home)
+        x.storage.order_consumer(consumer)
+        x.storage.note_consumer(consumer)
+        sim.fill_async(x.ptr, 1, 256, consumer.handle)
+        rt.launch(INCREMENT, 1, 64, InOut(x), 64, 1, stream=home)  # now home has waited for all of that
+        sim.fill_async(x.ptr, 2, 256, consumer.handle)
+        with recorded(sim) as calls:
+            x.close()
+        assert [c.method for c in calls.of("stream_wait_event", "free_async")] == [
+            "stream_wait_event",
+            "free_async",
+        ]
+        rt.synchronize()
+
+
+def test_a_buffer_whose_resource_was_closed_is_not_freed_twice(sim: SimDriver) -> None:
+    resource = DirectCudaResource()
+    with Runtime(resource=resource) as rt:
+        x = rt.empty(16)
+        with pytest.warns(ResourceWarning, match="1 blocks live"):
+            resource.close()
+        x.close()
+        rt._state.retire.drain()
+        assert len(rt._state.retire) == 0
+
+
 def test_a_free_while_the_home_stream_captures_waits_for_its_end(sim: SimDriver) -> None:
     with Runtime() as rt:
         stream = rt.stream(1)

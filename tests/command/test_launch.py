@@ -214,10 +214,19 @@ def test_a_closed_runtime_refuses_everything(driver: Any) -> None:
         lambda: rt.command(),
         lambda: rt.stream(0),
         lambda: rt.synchronize(),
+        lambda: rt.buffer(4),
+        lambda: rt.capture(),
+        lambda: rt.profile(),
     ):
         with pytest.raises(ClosedError):
             call()
     x.close()
+
+
+def test_a_runtime_that_nobody_closed_says_so(driver: Any) -> None:
+    rt = Runtime(driver=driver)
+    with pytest.warns(ResourceWarning, match="test_launch.py"):
+        del rt
 
 
 def test_two_devices_of_one_driver() -> None:

@@ -69,4 +69,4 @@ class _GiveBack:
 
 def unallocated(stream: Stream) -> Storage:
     """The memory of an empty buffer: none."""
-    return Storage(Block(0, 0, stream, stream.submit()), None)
+    return Storage(Block(0, 0, stream), None)
