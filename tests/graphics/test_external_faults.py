@@ -248,16 +248,28 @@ def launch_flip(m: CudaMap, stream: Any) -> None:
     driver.kernel_launch(kernel, (1, 1, 1), (16, 16, 1), values, spans, 0, stream)
 
 
-def test_maps_in_place_are_ordered_by_their_streams(driver: Any) -> None:
-    """The simulated device would report two kernels that nothing orders."""
-    owned, streams = array(driver), [driver.Stream() for _ in range(3)]
-    for stream in streams:
-        with owned.handle.map(stream, in_place=True) as m:
-            assert m.stream.handle == stream.ptr
-        with owned.handle.map_mut(stream, in_place=True) as m:
-            launch_flip(m, stream.ptr)
-            m.cancel()
-    owned.leave()
+@pytest.mark.parametrize("recorded", [False, True])
+def test_maps_in_place_are_ordered_by_their_streams(driver: Any, recorded: bool) -> None:
+    """The simulated device would report two kernels that nothing orders; the first is held, so no wait can hide it."""
+    made, fds = driver.array_create(INFO, 0), [driver.semaphore_fd(), driver.semaphore_fd()]
+    streams = [driver.Stream() for _ in range(3)]
+    with external.import_semaphore_fd(fds[0]) as fence, external.import_semaphore_fd(fds[1]) as gate:
+        gate.wait(1, streams[0])
+        with CudaHandle.from_array(made, texels=16, rows=9, bytes_per_texel=4, fence=fence) as handle:
+            for value, stream in enumerate(streams, 1):
+                if recorded:
+                    os.pwrite(fds[0], bytes([value]), 0)
+                    handle.record_write(value)
+                with handle.map_mut(stream, in_place=True) as m:
+                    assert m.stream.handle == stream.ptr
+                    launch_flip(m, stream.ptr)
+                    m.cancel()
+            os.pwrite(fds[1], b"\x01", 0)
+            driver.device_synchronize(0)
+    settled(driver)
+    driver.array_destroy(made)
+    for fd in fds:
+        os.close(fd)
 
 
 def test_the_owner_learns_of_kernels_on_other_streams_too(driver: Any) -> None:

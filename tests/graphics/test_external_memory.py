@@ -401,6 +401,16 @@ def test_A22_arrays_that_are_alive_keep_the_memory(driver: Any) -> None:
     os.close(fd)
 
 
+def test_maps_that_are_gone_are_not_remembered(driver: Any) -> None:
+    with external_memory(driver) as subject:
+        for _ in range(100):
+            with subject.handle.map() as m:
+                np.asarray(m)
+            del m
+        backing: Any = subject.handle._life.backing
+        assert len(backing._lease.readers) <= 1
+
+
 def test_A22_a_map_that_was_left_does_not_keep_it(driver: Any) -> None:
     fd = memory_file(N)
     handle = CudaHandle.from_external(external.import_fd(fd, allocation_size=N))
