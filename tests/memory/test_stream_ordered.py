@@ -746,7 +746,7 @@ def test_out_of_memory_explains_itself() -> None:
         assert isinstance(error, MemoryError)
         assert (error.requested, error.in_use) == (900_000, 400_000)
         report: Any = error.report
-        assert isinstance(report, cuglue.MemoryReport)
+        assert isinstance(report, cuglue.ShortageReport)
         assert (report.requested, report.live, report.live_blocks) == (900_000, 400_000, 4)
         assert set(report.top_tags) == {("layer 0", 200_000, 2), ("layer 1", 200_000, 2)}
         assert report.device_total == 1 << 20

@@ -29,7 +29,7 @@ class Explained(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryReport:
+class ShortageReport:
     """Where the memory is. All sizes in bytes; None where nobody can tell.
 
     Attributes:
@@ -81,7 +81,7 @@ class MemoryReport:
         return "\n  - ".join(lines)
 
 
-def explain(resource: Explained, nbytes: int, tried: list[str]) -> MemoryReport:
+def explain(resource: Explained, nbytes: int, tried: list[str]) -> ShortageReport:
     """The report on ``resource`` for a request of ``nbytes`` that failed after ``tried``. Blocks nothing."""
     blocks = resource.live_blocks()
     sizes: defaultdict[str, list[int]] = defaultdict(list)
@@ -93,7 +93,7 @@ def explain(resource: Explained, nbytes: int, tried: list[str]) -> MemoryReport:
         info = resource.driver.memory_info(resource.device)
     except CuglueError:
         info = None  # a lost device: the report must not hide the failure that it explains
-    return MemoryReport(
+    return ShortageReport(
         requested=nbytes,
         live=sum(block.size for block in blocks),
         live_blocks=len(blocks),
