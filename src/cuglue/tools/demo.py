@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "draw with OpenGL, process the texture as an array, show the result in the texture"
 GL_TEXTURE_2D = 0x0DE1
+WARM_UP_FRAMES = 20  # clocks rise, kernels are loaded, pools are filled: none of it belongs into a rate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -273,6 +274,10 @@ def frames(runtime: Runtime, scene: Scene, context: Any, count: int, table: Tabl
 
         rates = {}
         for label, work in (("mapped texture", mapped), ("glReadPixels", through_the_host)):
+            for i in range(WARM_UP_FRAMES):
+                scene.draw(0.02 * i)
+                work()
+            _gl_finish()
             start = time.perf_counter()
             for i in tqdm(range(count), desc=label, unit="frame", file=sys.stderr):
                 scene.draw(0.7 + 0.02 * i)
