@@ -304,6 +304,24 @@ class SeveralErrors(CuglueError):
     errors: tuple[BaseException, ...]
 
 
+def raise_together(what: str, errors: list[BaseException]) -> None:
+    """Raise what was collected: nothing, a single error as it is, or :class:`SeveralErrors`.
+
+    Empties the list. An error that lies in a variable of a frame which its traceback names keeps that frame alive, and
+    with it every array in it, until the collector comes.
+    """
+    if not errors:
+        return
+    found = tuple(errors)
+    errors.clear()
+    try:
+        if len(found) == 1:
+            raise found[0]
+        raise SeveralErrors(what, errors=found) from found[0]
+    finally:
+        del found
+
+
 class DanglingExportWarning(UserWarning):
     """A map was left while arrays made from it are alive and its memory goes away; names the line that made them."""
 

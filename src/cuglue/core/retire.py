@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from ..errors import SeveralErrors
+from ..errors import raise_together
 from . import process
 
 if TYPE_CHECKING:
@@ -152,10 +152,7 @@ class RetireQueue:
             self._waiting = [*kept, *pending]
             self._owner = None
             self._draining.release()
-        if len(errors) == 1:
-            raise errors[0]
-        if errors:
-            raise SeveralErrors("draining the retire queue", errors=errors) from errors[0]
+        raise_together("draining the retire queue", errors)
         return done
 
     def _take_arrivals(self, into: deque[Retired]) -> bool:

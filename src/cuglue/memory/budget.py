@@ -148,8 +148,11 @@ class GlobalDeviceBudget(Adaptor):
             self.upstream.reap_pending()
         except CuglueError as error:
             failed = error
-        if not self._try_claim(nbytes):
-            raise self._refusal(nbytes) from failed
+        try:
+            if not self._try_claim(nbytes):
+                raise self._refusal(nbytes) from failed
+        finally:
+            del failed  # else it and this frame keep each other alive
 
     def _try_claim(self, nbytes: int) -> bool:
         self._settle()

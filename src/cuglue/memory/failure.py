@@ -74,15 +74,18 @@ class FailureCallbackResource(Adaptor):
             return self._try_again(nbytes, stream, tag, kind, error)
 
     def _try_again(self, nbytes: int, stream: Stream, tag: str, kind: Any, error: OutOfMemory) -> Any:
-        for attempt in range(1, self._max_attempts + 1):
-            if not self._ask(AllocationFailure(nbytes, self._free(), attempt, tag, error)):
-                break
-            device_state(self.driver, self.device).retire.run_forgotten()
-            try:
-                return self._take(nbytes, stream, tag, kind)
-            except OutOfMemory as again:
-                error = again
-        raise error
+        try:
+            for attempt in range(1, self._max_attempts + 1):
+                if not self._ask(AllocationFailure(nbytes, self._free(), attempt, tag, error)):
+                    break
+                device_state(self.driver, self.device).retire.run_forgotten()
+                try:
+                    return self._take(nbytes, stream, tag, kind)
+                except OutOfMemory as again:
+                    error = again
+            raise error
+        finally:
+            del error  # else it and this frame keep each other alive
 
     def _ask(self, failure: AllocationFailure) -> bool:
         self._local.inside = True

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from ..core.stream import Stream
-from ..errors import SeveralErrors, UnsupportedError
+from ..errors import UnsupportedError, raise_together
 from ..lifecycle import BlockState
 from .source import SourceResource
 from .uses import TracksUses
@@ -108,10 +108,7 @@ class PinnedHostResource(SourceResource, TracksUses):
             for entry in list(self._waiting):
                 self._attempt(lambda entry=entry: self._await(entry), errors)  # type: ignore[misc]
         self._attempt(self._free_done, errors)
-        if len(errors) == 1:
-            raise errors[0]
-        if errors:
-            raise SeveralErrors(f"reaping {self!r}", errors=errors) from errors[0]
+        raise_together(f"reaping {self!r}", errors)
 
     @staticmethod
     def _await(entry: _Pending) -> None:

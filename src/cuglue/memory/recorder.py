@@ -14,7 +14,7 @@ from weakref import ref
 from ..core.block import OPEN, BlockId, BlockLife
 from ..core.stream import Stream, as_stream
 from ..driver.protocol import Access
-from ..errors import CuglueError, SeveralErrors, StreamMisuse
+from ..errors import CuglueError, StreamMisuse, raise_together
 from ..lifecycle import BlockState
 from .lookup import block_behind, resource_of
 from .resource import DeviceMemoryResource
@@ -131,7 +131,7 @@ class LaunchRecorder:
         self.stream = as_stream(stream)
         self.strict = strict
         self._uses: dict[BlockId, _Use] = {}
-        self._rejected: StreamMisuse | None = None
+        self._rejected: str | None = None  # the first thing that nobody tracks
         self._prepared: list[BlockId] | None = None  # frozen by a successful preflight
         self._closed = False
 
@@ -164,12 +164,7 @@ class LaunchRecorder:
         block = block_behind(thing)
         if block is None:
             if self.strict and not _is_empty(thing) and self._rejected is None:
-                self._rejected = StreamMisuse(
-                    repr(self),
-                    got=f"untracked buffer rejected: {type(thing).__name__}",
-                    expected="memory of a cuglue resource",
-                    hint="Allocate it from one, or use strict=False",
-                )
+                self._rejected = type(thing).__name__
             return self
         known = self._uses.get(block.id)
         merged = access if known is None else known.access | access
@@ -198,7 +193,12 @@ class LaunchRecorder:
                     repr(self), got=f"memory of {use.tracker!r}", expected=f"memory of {resource!r}"
                 )
         if self._rejected is not None:
-            raise self._rejected
+            raise StreamMisuse(
+                repr(self),
+                got=f"untracked buffer rejected: {self._rejected}",
+                expected="memory of a cuglue resource",
+                hint="Allocate it from one, or use strict=False",
+            )
         for use in self._uses.values():
             if not use.tracker.supports_block_use_tracking():
                 raise StreamMisuse(
@@ -249,15 +249,12 @@ class LaunchRecorder:
                     use.home.join(self.stream)
             except CuglueError as error:
                 errors.append(error)
-        if not errors:
-            return
-        try:
-            self.stream.synchronize()
-        except CuglueError as error:
-            errors.append(error)
-        if len(errors) == 1:
-            raise errors[0]
-        raise SeveralErrors(f"committing {self!r}", errors=errors) from errors[0]
+        if errors:
+            try:
+                self.stream.synchronize()
+            except CuglueError as error:
+                errors.append(error)
+        raise_together(f"committing {self!r}", errors)
 
     def __enter__(self) -> Self:
         self.preflight()

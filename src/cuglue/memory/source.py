@@ -24,9 +24,9 @@ from ..errors import (
     CuglueError,
     DriverError,
     OutOfMemory,
-    SeveralErrors,
     StreamMisuse,
     UsageError,
+    raise_together,
 )
 from ..lifecycle import BlockState, Owned
 from . import report
@@ -163,7 +163,10 @@ class SourceResource(Owned, LayeredResource):
         try:
             ptr = self._take(nbytes, stream)
         except (OutOfMemory, DriverError) as error:
-            ptr = self._take_again(nbytes, stream, error)
+            again = self._take_again(nbytes, stream, error)
+            if again is None:
+                raise
+            ptr = again
         try:
             block = kind(ptr, nbytes, stream, stream.submit() if self._ordered else 0, tag)
         except BaseException:
@@ -196,8 +199,8 @@ class SourceResource(Owned, LayeredResource):
                 hint="Start workers with the 'spawn' or 'forkserver' method and make the resource there",
             )
 
-    def _take_again(self, nbytes: int, stream: Stream, error: CuglueError) -> int:
-        """A second attempt after the first one failed with ``error``, where that makes sense."""
+    def _take_again(self, nbytes: int, stream: Stream, error: CuglueError) -> int | None:
+        """A second attempt after the first one failed with ``error``; None where there is no sense in one."""
         if isinstance(error, OutOfMemory):
             tried = self._make_room(stream)
             try:
@@ -208,7 +211,7 @@ class SourceResource(Owned, LayeredResource):
             raise StreamMisuse(
                 repr(stream), got="a handle that the driver does not know", expected="a live stream"
             ) from error
-        raise error
+        return None
 
     def _make_room(self, stream: Stream) -> list[str]:
         """Give back whatever can be given back; what was tried. Holds no lock: the collector runs finalisers."""
@@ -275,8 +278,7 @@ class SourceResource(Owned, LayeredResource):
         for block in held:
             self._attempt(lambda block=block: self._deallocate(block), errors)  # type: ignore[misc]
         self._attempt(self.reap_pending, errors)
-        if errors:
-            raise SeveralErrors(f"closing {self!r}", errors=errors) from errors[0]
+        raise_together(f"closing {self!r}", errors)
         self._ready = False
         if held or arrays:
             tags = ", ".join(sorted({b.tag for b in held})) or "none"

@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 from typing import Any
 
 from ..core.stream import Stream
-from ..errors import SeveralErrors, UnsupportedError
+from ..errors import UnsupportedError, raise_together
 from ..lifecycle import BlockState
 from .source import SourceResource
 from .stream_pool import StreamPool
@@ -126,10 +126,7 @@ class AsyncCudaResource(SourceResource, TracksUses):
             except Exception as error:  # noqa: BLE001 - every stream is tried; raised below
                 errors.append(error)
         self._settle(done)
-        if len(errors) == 1:
-            raise errors[0]
-        if errors:
-            raise SeveralErrors(f"reaping {self!r}", errors=errors) from errors[0]
+        raise_together(f"reaping {self!r}", errors)
 
     def _settle(self, done: dict[Stream, int]) -> None:
         """What was freed up to these operations is free now. Other threads may free, and reap, meanwhile."""
