@@ -8,7 +8,7 @@ demo: setup-demo
 	.venv/bin/python -m cuglue demo $(ARGS)
 
 test: lint
-	.venv/bin/python -m pytest $(ARGS)
+	.venv/bin/python -m pytest -n auto $(ARGS)
 
 lint: setup-test
 	.venv/bin/ruff check .
