@@ -325,6 +325,19 @@ def test_A20_a_handle_that_others_share_is_busy(driver: Driver, context: GlConte
 
 
 @pytest.mark.gl
+def test_A20_a_closed_handle_gives_nothing_of_another_away(driver: Driver, context: GlContext) -> None:
+    name = make_buffer(N)
+    first = cuglue.register_buffer(name)
+    with cuglue.register_buffer(name) as second:
+        first.close()
+        with pytest.raises(ClosedError):
+            first.into_client_parts()
+        with second.map():
+            pass
+    GL.glDeleteBuffers(1, [name])
+
+
+@pytest.mark.gl
 def test_A20_textures_are_refused(driver: Driver, context: GlContext) -> None:
     name = make_texture(4, 4)
     with cuglue.register_texture(name) as handle:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import numpy as np
 import OpenGL.GL as GL
 import pytest
+from graphics.shared_memory import memory_file
 from graphics.subjects import make_buffer, make_texture
 
 import cuglue
+from cuglue import external
 from cuglue.driver.protocol import Driver
 from cuglue.errors import (
     BusyError,
@@ -22,7 +25,10 @@ from cuglue.errors import (
     UsageError,
 )
 from cuglue.graphics import glpixels
+from cuglue.graphics.cparts import CountedChannel
 from cuglue.graphics.glcontext import GlContext
+from cuglue.graphics.handle import CudaHandle
+from cuglue.graphics.parts import CudaClientParts
 from cuglue.graphics.tensor import Tensor
 from cuglue.testing.handle_suite import peek, poke
 
@@ -208,9 +214,40 @@ def test_closing(driver: Any, context: GlContext) -> None:
             pass
 
 
+def test_a_closed_host_tensor_refuses(driver: Any) -> None:
+    tensor = Tensor((4, 4), "RGBA8")
+    tensor.close()
+    ops: Any = None
+    parts = CudaClientParts(
+        resource=1, size=64, map_fn=ops, unmap_fn=ops, unregister_fn=ops, channel=CountedChannel()
+    )
+    for call in (
+        tensor.cuda_map,
+        tensor.cuda_map_mut,
+        lambda: tensor.record_write(1),
+        lambda: tensor.attach(parts),
+        tensor.map().__enter__,
+    ):
+        with pytest.raises(ClosedError):
+            call()
+    parts.unregister_fn = lambda resource: None
+    parts.close()
+
+
+def test_the_host_sees_what_it_waited_for(driver: Any) -> None:
+    """Memory that no unmap waits for: a host map does."""
+    fd = memory_file(4096, bytes(range(96)))
+    handle = CudaHandle.from_external(external.import_fd(fd, allocation_size=4096), size=96)
+    with Tensor((4, 6), "RGBA8", row_stride=40, cuda=handle) as tensor:
+        with tensor.map() as pixels:
+            assert (pixels.reshape(-1) == np.arange(96)).all()
+            pixels[...] = 255 - pixels
+        assert os.pread(fd, 96, 0) == bytes(255 - n for n in range(96))
+    os.close(fd)
+
+
 def test_record_write_reaches_the_handle(driver: Any) -> None:
     from cuglue.driver.protocol import ArrayInfo, TexelKind
-    from cuglue.graphics.handle import CudaHandle
 
     array = driver.array_create(ArrayInfo(4, 4, 0, 8, 4, TexelKind.UINT), 0)
     handle = CudaHandle.from_array(array, texels=4, rows=4, bytes_per_texel=4)

@@ -37,6 +37,9 @@ class HandleMakers:
     _life: Life
     _closed: bool
 
+    def _check_open(self) -> None:
+        raise NotImplementedError
+
     @classmethod
     def from_gl(
         cls, resource: int, size: int, ops: CudaGlOps, *, device: int = 0, driver: Driver | None = None
@@ -233,7 +236,7 @@ class HandleMakers:
             MapConflictError: a map is live. BusyError: another handle of the object is open.
             ClosedError: the handle was closed. In each case the handle is as it was.
         """
-        self._life.check_open()
+        self._check_open()
         parts = parts_of(self._life)
         self._closed = True
         return parts
