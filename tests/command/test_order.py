@@ -320,6 +320,20 @@ def test_a_reader_of_an_export_waits_and_is_waited_for(sim: SimDriver) -> None:
         x.close()
 
 
+def test_a_partner_that_cannot_be_told_is_waited_for_by_the_host(sim: SimDriver) -> None:
+    with Runtime() as rt:
+        a, b = rt.stream(1), rt.stream(2)
+        x = rt.create(np.zeros(N, "i4"), stream=a)
+        x.storage.order_consumer(b)
+        x.storage.note_consumer(b)
+        with recorded(sim) as calls, fail("stream_wait_event", on=2), pytest.raises(DriverError):
+            rt.launch(INCREMENT, 1, N, InOut(x), N, 1, stream=a)
+        assert calls.count("kernel_launch") == calls.count("stream_synchronize") == 1
+        sim.fill_async(x.ptr, 2, 4 * N, b.handle)
+        assert set(rt.read(x, stream=a).result()) == {2}
+        x.close()
+
+
 def test_uses_know_reads_from_writes(rt: Runtime) -> None:
     x, y = rt.empty(4 * N), rt.empty(4 * N)
     rt.launch(SAXPY, 1, N, In(x), Out(y), 1.0, N, stream=rt.stream(1))
