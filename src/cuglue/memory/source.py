@@ -272,6 +272,8 @@ class SourceResource(Owned, LayeredResource):
     # --- closing ------------------------------------------------------------------------------------------------
     def _close(self) -> None:
         """Free every block still live, then say which those were. Memory of living arrays stays until they die."""
+        if self._known_state is not None:
+            self._known_state.retire.run_forgotten()  # the memory of arrays that are dead already
         held = [b for b in self._table if isinstance(b, DeviceBlock)]
         arrays = len(self._table) - len(held)
         errors: list[BaseException] = []

@@ -1,0 +1,56 @@
+"""What only a removed statement showed: each test here fails if one particular line of memory goes."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import cuglue
+from cuglue import Access
+from cuglue.core.stream import as_stream
+from cuglue.driver.sim import SimDriver
+
+
+def test_arrays_that_only_the_collector_finds_make_room() -> None:
+    """A resource without pending frees has nothing to reap: what the collector left is run before trying again."""
+    driver = SimDriver(memory_bytes=1 << 20)
+    with cuglue.use_driver(driver), cuglue.DirectCudaResource() as resource:
+        first = resource.malloc(600 << 10)
+        cycle: list[Any] = [first]
+        cycle.append(cycle)
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            del first, cycle
+            second = resource.malloc(600 << 10)
+        finally:
+            if enabled:
+                gc.enable()
+        assert second.ptr
+        del second
+
+
+def test_a_block_given_back_keeps_no_reader_alive() -> None:
+    driver = SimDriver()
+    with cuglue.use_driver(driver), cuglue.AsyncCudaResource() as resource:
+        home, reader = driver.Stream(), driver.Stream()
+        block = resource.allocate(64, home)
+        record = as_stream(reader)
+        block.prepare(record, Access.READ)
+        block.finish(record, Access.READ)
+        resource.deallocate(block)
+        assert block.state is cuglue.BlockState.RETIRED
+        driver.device_synchronize(0)
+        del record, reader
+        assert driver.inventory()["streams"] == 1
+        resource.reap_pending()
+
+
+def test_closing_after_the_last_array_died_warns_about_nothing() -> None:
+    """What its finaliser left was not run yet: the next allocation would have done that."""
+    driver = SimDriver()
+    with cuglue.use_driver(driver):
+        for make in (cuglue.DirectCudaResource, cuglue.AsyncCudaResource):
+            with make() as resource:
+                resource.malloc(64)
+            assert driver.inventory()["malloc_async"] == 0
