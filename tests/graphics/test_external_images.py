@@ -17,6 +17,7 @@ import cuglue
 from cuglue import external
 from cuglue.driver.protocol import ArrayInfo, Driver, TexelKind
 from cuglue.errors import (
+    ClosedError,
     DriverError,
     LayoutError,
     MapUnavailableError,
@@ -454,8 +455,28 @@ def test_a_map_of_a_closed_image_is_refused(driver: Any) -> None:
     fd = file_of(INFO)
     image = import_rgba(fd)
     image.close()
-    with pytest.raises(UsageError, match="not closed"):
+    with pytest.raises(ClosedError):
         CudaHandle.from_external_image(image)
+    with pytest.raises(UsageError, match="ExternalImage"):
+        CudaHandle.from_external_image(fd)  # type: ignore[arg-type]
+    os.close(fd)
+
+
+def test_an_image_has_one_handle(driver: Any) -> None:
+    fd = file_of(INFO)
+    image = import_rgba(fd)
+    with CudaHandle.from_external_image(image), pytest.raises(UsageError, match="second handle"):
+        CudaHandle.from_external_image(image)
+    assert settled(driver)["external"] == 0
+    os.close(fd)
+
+
+def test_a_forgotten_image_is_freed_with_a_warning(driver: Any) -> None:
+    fd = file_of(INFO)
+    image = import_rgba(fd)
+    with pytest.warns(ResourceWarning, match="test_external_images.py.*never closed"):
+        del image
+    assert settled(driver)["external"] == settled(driver)["external_arrays"] == 0
     os.close(fd)
 
 

@@ -61,7 +61,11 @@ class Owner:
 
     def image(self) -> CudaHandle:
         image = external.import_image(self._memory, width=8, height=4, format="RGBA8")
-        return CudaHandle.from_external_image(image, fence=self.fence)
+        try:
+            return CudaHandle.from_external_image(image, fence=self.fence)
+        except BaseException:
+            image.close()
+            raise
 
     def buffer(self) -> CudaHandle:
         memory = external.import_fd(self._memory, allocation_size=4096)

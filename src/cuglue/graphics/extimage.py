@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from ..core.device import DeviceState
 from ..driver.protocol import ArrayInfo
-from ..errors import DriverError
+from ..errors import DriverError, UsageError
+from ..exchange.tokens import call_site
 from ..formats import Format
+from ..lifecycle import Owned
 from .extmemory import ExternalMemory, Imported
 from .imports import memory_by_fd, memory_by_handle
 from .planes import array_info
@@ -22,7 +24,7 @@ SMALLEST = 4096
 _padded: dict[tuple[str, bytes], int] = {}
 
 
-class ExternalImage:
+class ExternalImage(Owned):
     """An image in an imported allocation. Made by :func:`cuglue.external.import_image`.
 
     Give it to :meth:`CudaHandle.from_external_image`; it is given back when that handle is closed. Without a handle,
@@ -33,7 +35,10 @@ class ExternalImage:
         array: the driver's array.
         info: its extents and texel.
         format: what its texels are.
+        taken: whether a handle gives it back.
     """
+
+    taken = True  # until there is something to give back
 
     def __init__(self, memory: ExternalMemory, offset: int, info: ArrayInfo, format: Format) -> None:
         """Made by :func:`import_image`.
@@ -45,28 +50,41 @@ class ExternalImage:
         driver = memory.state.driver
         memory.add_user()
         try:
-            self._mipmapped, self.array = driver.external_array(memory.source.handle, offset, info)
+            mipmapped, self.array = driver.external_array(memory.source.handle, offset, info)
         except BaseException:
             memory.cancel_user()
             raise
         self.memory = memory
         self.info = info
         self.format = format
-        self._rest = [lambda: driver.external_array_free(self._mipmapped), memory.drop_user]
+        self.taken = False
+        self._rest = [lambda: driver.external_array_free(mipmapped), memory.drop_user]
+        self._own()
+        self._created_at = "{}:{}".format(*call_site())
 
-    def close(self) -> None:
-        """Give back the array, then the allocation, each once. Closing again does nothing.
+    def take(self) -> None:
+        """Become the one who gives the image back.
 
-        Ordering: blocks the host until the device is done with them. Raises: DriverError; it can be closed again.
+        Raises:
+            UsageError: another handle has it. ClosedError: it was closed.
         """
+        self._check_open()
+        if self.taken:
+            raise UsageError(f"{self!r}", got="a second handle", expected="one handle of an image")
+        self.taken = True
+
+    def _close(self) -> None:
+        """Give back the array, then the allocation, each once. Goes on where it failed before."""
         while self._rest:
             self._rest[0]()
             del self._rest[0]
 
-    @property
-    def closed(self) -> bool:
-        """True after :meth:`close`."""
-        return not self._rest
+    def _forgotten(self) -> None:
+        self.memory.state.retire.forget(self._close)
+
+    def __del__(self) -> None:
+        if not self.taken:  # else its handle answers for it
+            super().__del__()
 
     def __repr__(self) -> str:
         return f"ExternalImage({self.info.width} x {self.info.height} {self.format}, device={self.memory.device})"

@@ -171,10 +171,8 @@ class HandleMakers:
 
         Ordering: queues nothing; compiles the copies at first. Raises: as :meth:`from_array`.
         """
-        if not isinstance(image, ExternalImage) or image.closed:
-            raise UsageError(
-                "external image", got=repr(image), expected="an ExternalImage that is not closed"
-            )
+        if not isinstance(image, ExternalImage):
+            raise UsageError("external image", got=repr(image), expected="an ExternalImage")
         state, what = image.memory.state, repr(image)
         check_fence(fence, state.device)
         shown = shown_by(what, image.info, carried(what, format, width, height))
@@ -188,6 +186,7 @@ class HandleMakers:
             give_back=image.close,
             what=what,
         )
+        image.take()
         return cls(Life(backing))
 
     @classmethod
