@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -570,6 +572,32 @@ def test_memory_unused_for_long_is_given_back(device: Any) -> None:
     pool.close()
 
 
+def test_memory_unused_for_long_is_given_back_by_a_reap_too(device: Any) -> None:
+    device()
+    pool = PoolResource(AsyncCudaResource(), idle_seconds=60)
+    now = [1000.0]
+    pool.homes.clock = lambda: now[0]
+    pool.deallocate(pool.allocate(32 * MIB, 0))
+    for _ in range(5):
+        now[0] += 31
+        pool.reap_pending(block=False)
+    assert pool.bytes_reserved == 0
+    pool.close()
+
+
+def test_a_stream_that_took_memory_over_is_not_let_go_with_it(device: Any) -> None:
+    sim = device()
+    pool = PoolResource(AsyncCudaResource(), max_bytes=40 * MIB)
+    pool.deallocate(pool.allocate(40 * MIB, sim.Stream()))
+    stolen = pool.allocate(10 * MIB, sim.Stream())
+    assert pool.counters.stolen == 1
+    for _ in range(100):
+        pool.deallocate(pool.allocate(1000, sim.Stream()))
+    pool.deallocate(stolen)
+    pool.deallocate(pool.allocate(40 * MIB, 0))
+    pool.close()
+
+
 def test_streams_that_nothing_lives_on_are_let_go(device: Any) -> None:
     sim = device()
     pool = PoolResource(AsyncCudaResource())
@@ -623,6 +651,46 @@ def test_an_array_keeps_its_pool_alive(device: Any) -> None:
     gc.collect()
     state.retire.run_forgotten()
     assert sim.inventory()["malloc_async"] == 0
+
+
+def test_the_end_of_the_process_is_quiet() -> None:
+    code = """
+import cuglue, cupy
+cuglue.use_driver("sim")
+pool = cuglue.PoolResource(cuglue.AsyncCudaResource())
+cupy.cuda.set_allocator(pool.malloc)
+plain, known = cupy.cuda.alloc(1000), cupy.cuda.alloc(5000)
+known.mem.block
+cycle = [cupy.cuda.alloc(70000)]
+cycle.append(cycle)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_forked_child_is_refused() -> None:
+    code = """
+import os, cuglue
+cuglue.use_driver("sim")
+pool = cuglue.PoolResource(cuglue.AsyncCudaResource())
+pool.malloc(1000)
+child = os.fork()
+if not child:
+    try:
+        pool.malloc(1000)
+    except cuglue.errors.UsageError as error:
+        os._exit(0 if "forked child" in str(error) else 1)
+    os._exit(2)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+pool.malloc(1000)
+pool.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 
 # --- graphs ---------------------------------------------------------------------------------------------------------

@@ -99,11 +99,12 @@ class Homes:
 
     def _forget_unused(self) -> None:
         """Let go of streams that nothing lives on, so that dead streams can be destroyed (lock held)."""
+        busy = self._busy()
         for key, home in list(self._by_stream.items()):
+            if id(home) in busy:
+                continue
             home.flush()
             self._return_strays(home)
-            if home.live_spans():
-                continue
             for page in home.unused():
                 self._drop(home, page)
                 self.counters.drained += 1
@@ -111,6 +112,12 @@ class Homes:
                 del self._by_stream[key]
                 self._forget_fast(home)
                 self._keep_counts(home)
+
+    def _busy(self) -> set[int]:
+        """The ids of the homes that something goes back to, be it in a page of another home (lock held)."""
+        binned = {id(span) for home in self.all() for span in home.binned_spans()}
+        spans = [span for home in self.all() for page in home.pages for span in page.spans()]
+        return {id(span.home) for span in spans if not span.free and id(span) not in binned}
 
     def _forget_fast(self, home: Home) -> None:
         for known in [known for known, other in self.fast.items() if other is home]:
@@ -164,7 +171,12 @@ class Homes:
                     self._drop(home, page)
                     dropped += 1
             dropped += self._shorten(home)
-            if home in self._others and not home.pages and not home.free_bytes:
+            if (
+                home in self._others
+                and not home.pages
+                and not home.free_bytes
+                and id(home) not in self._busy()
+            ):
                 self._others.remove(home)
                 self._keep_counts(home)
         return dropped

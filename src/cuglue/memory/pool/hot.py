@@ -38,6 +38,7 @@ def make_malloc(pool: Any, types: Any) -> Callable[[int], Any]:
     forgotten = retire.forgotten
     take_back, long_way = pool.take_back, pool.span_for
     nothing: tuple[Any, ...] = ()
+    later = partial  # names of a module may be gone when the last arrays go
     fast = pool.homes.fast
     find_home = fast.get
     ordinal = pool.device_ordinal
@@ -59,7 +60,7 @@ def make_malloc(pool: Any, types: Any) -> Callable[[int], Any]:
             if span.life is None:
                 span.stack.append(span)
             else:
-                forgotten.append(partial(take_back, span))
+                forgotten.append(later(take_back, span))
 
         def __repr__(self) -> str:
             return f"PoolMemory(ptr={self.ptr:#x}, nbytes={self.size}, device={self.device_id})"

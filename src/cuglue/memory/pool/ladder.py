@@ -36,7 +36,7 @@ class Ladder(Homes):
             return span
         home.stream.refuse_capture("take memory from upstream")
         home.refusal = None
-        self._look_at_ages()
+        self.look_at_ages()
         limit = self.upstream.limit
         if limit is not None and class_size(nbytes) > limit:
             return self._refuse(home, nbytes)
@@ -168,7 +168,7 @@ class Ladder(Homes):
             self.counters.trimmed += self._drop_unused(lambda page: self.upstream.reserved > keep)
         return before - self.upstream.reserved
 
-    def _look_at_ages(self) -> None:
+    def look_at_ages(self) -> None:
         """Give back the pages that nobody used for long; looks twice in that time."""
         period = self._idle_seconds
         now = self.clock()

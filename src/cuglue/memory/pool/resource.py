@@ -10,6 +10,7 @@ after earlier work. Work on other streams that is known is waited for when the m
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -292,8 +293,9 @@ class PoolResource(Owned, PoolArrays):
         return self._keeper.trim(keep)
 
     def reap_pending(self, *, block: bool = True) -> None:
-        """Inherited. Looks for memory of dead arrays, and has upstream do the same."""
+        """Inherited. Looks for memory of dead arrays, and for what was unused for long; then upstream does its part."""
         self._state.retire.run_forgotten()
+        self.homes.look_at_ages()
         self.upstream.reap_pending(block=block)
 
     def _close(self) -> None:
@@ -329,7 +331,12 @@ class PoolResource(Owned, PoolArrays):
         self._state.retire.forget(partial(_abandon, self._keeper))
 
     def __del__(self) -> None:
-        if getattr(self, "_pages", None) is None or self.closed or self._life is not process.life:
+        if (
+            sys.is_finalizing()
+            or getattr(self, "_pages", None) is None
+            or self.closed
+            or self._life is not process.life
+        ):
             return
         if len(self._table):
             super().__del__()
