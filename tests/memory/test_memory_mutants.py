@@ -6,7 +6,7 @@ import gc
 from typing import Any
 
 import cuglue
-from cuglue import Access
+from cuglue import Access, testing
 from cuglue.core.stream import as_stream
 from cuglue.driver.sim import SimDriver
 
@@ -54,3 +54,15 @@ def test_closing_after_the_last_array_died_warns_about_nothing() -> None:
             with make() as resource:
                 resource.malloc(64)
             assert driver.inventory()["malloc_async"] == 0
+
+
+def test_reaping_what_is_known_to_be_free_waits_for_nothing() -> None:
+    driver = SimDriver()
+    with cuglue.use_driver(driver), cuglue.AsyncCudaResource() as resource:
+        own = driver.Stream()
+        stream = as_stream(own)
+        resource.deallocate(resource.allocate(64, own))
+        stream.synchronize()
+        with testing.Latch(own):  # a wait for the whole stream would never end
+            resource.reap_pending()
+            assert resource.bytes_outstanding == 0
