@@ -111,8 +111,9 @@ class Suite:
         if not by_file:
             self._add(Row(where, failed=1, bad=[f"no test marked {marker} there"]))
         with ThreadPoolExecutor(self._jobs) as files:
-            for row, log in files.map(lambda item: self._file(*item, marker, prefix), by_file.items()):
-                self._add(row, log)
+            running = [files.submit(self._file, *item, marker, prefix) for item in by_file.items()]
+            for file in running:
+                self._add(*file.result())
 
     def _collect(self, where: str, marker: str) -> list[str] | None:
         log = self._output / "collect.log"
