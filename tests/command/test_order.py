@@ -326,7 +326,7 @@ def test_a_partner_that_cannot_be_told_is_waited_for_by_the_host(sim: SimDriver)
         x = rt.create(np.zeros(N, "i4"), stream=a)
         x.storage.order_consumer(b)
         x.storage.note_consumer(b)
-        with recorded(sim) as calls, fail("stream_wait_event", on=2), pytest.raises(DriverError):
+        with recorded(sim) as calls, fail("stream_wait_event", on=3), pytest.raises(DriverError):
             rt.launch(INCREMENT, 1, N, InOut(x), N, 1, stream=a)
         assert calls.count("kernel_launch") == calls.count("stream_synchronize") == 1
         sim.fill_async(x.ptr, 2, 4 * N, b.handle)
