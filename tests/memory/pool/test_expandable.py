@@ -187,6 +187,36 @@ def test_a_mapping_that_cannot_be_taken_back_is_used_later(device: Any) -> None:
     pool.close()
 
 
+def test_nothing_is_mapped_while_the_stream_captures(device: Any) -> None:
+    sim = device()
+    source = ExpandableCudaResource()
+    stream = as_stream(sim.Stream())
+    sim.capture_begin(stream.handle, cuglue.driver.protocol.CaptureMode.RELAXED)
+    with pytest.raises(cuglue.errors.CaptureError):
+        source.allocate(100, stream)
+    sim.graph_destroy(sim.capture_end(stream.handle))
+    source.close()
+
+
+def test_nothing_is_lost_by_a_first_allocation_that_fails() -> None:
+    def teardown(source: Any, result: Any) -> None:
+        if result is not None:
+            source.deallocate(result)
+        device_state(source.driver, 0).retire.drain(block=True)
+        source.close()
+        device_state(source.driver, 0).retire.drain(block=True)
+
+    sweep(
+        lambda source: source.allocate(50 * MIB, 0),
+        setup=lambda driver: ExpandableCudaResource(),
+        teardown=teardown,
+        accounting=lambda source: source.bytes_outstanding,
+        name="a first allocation",
+        atomic=False,
+        keeps=("events",),
+    ).check()
+
+
 def _pool(driver: SimDriver) -> Any:
     pool = PoolResource(ExpandableCudaResource())
     return pool, [pool.allocate(3 * MIB, 0), pool.allocate(50 * MIB, 0)]

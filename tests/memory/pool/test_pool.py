@@ -30,6 +30,7 @@ from cuglue.errors import (
     PoolCapacityExceeded,
     UsageError,
 )
+from cuglue.memory.cupy_plug import block_of
 from cuglue.testing import faults
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -121,8 +122,6 @@ def test_zero_and_impossible_sizes(driver: Any) -> None:
 def test_the_block_of_an_array_is_made_once_and_tracks_uses(
     driver: Any, new_stream: Callable[[], Any]
 ) -> None:
-    from cuglue.memory.cupy_plug import block_of
-
     pool = PoolResource(AsyncCudaResource())
     pointer = pool.malloc(1000)
     block = block_of(pointer.mem)
@@ -204,6 +203,125 @@ def test_a_use_on_a_capturing_streams_partner_is_waited_for_later(device: Any) -
     assert block.state is BlockState.FREED
     assert pool.bytes_outstanding == 0
     pool.close()
+
+
+def test_the_first_use_elsewhere_comes_after_what_cupy_did(device: Any) -> None:
+    sim = device()
+    pool = PoolResource(AsyncCudaResource())
+    home, other = sim.Stream(), as_stream(sim.Stream())
+    with home:
+        pointer = pool.malloc(1000)
+    sim.fill_async(pointer.ptr, 1, 1000, home.ptr)  # CuPy counts nothing
+    block = pointer.mem.block
+    assert block.prepare(other, Access.WRITE) == 1
+    sim.fill_async(pointer.ptr, 2, 1000, other.handle)
+    block.finish(other, Access.WRITE)
+    del pointer, block
+    pool.close()
+
+
+def test_a_block_is_there_after_what_its_stream_has_got(device: Any) -> None:
+    sim = device()
+    pool = PoolResource(AsyncCudaResource())
+    home, other = as_stream(sim.Stream()), as_stream(sim.Stream())
+    first = pool.allocate(1000, home)
+    sim.fill_async(first.ptr, 1, 1000, home.handle)
+    pool.deallocate(first)
+    block = pool.allocate(1000, home)
+    assert block.prepare(other, Access.WRITE) == 1
+    sim.fill_async(block.ptr, 2, 1000, other.handle)
+    block.finish(other, Access.WRITE)
+    pool.deallocate(block)
+    pool.close()
+
+
+def test_a_stream_known_by_its_number_is_not_asked_for_at_a_free(device: Any) -> None:
+    sim = device()
+    pool = PoolResource(AsyncCudaResource())
+    stream = sim.Stream()
+    block = pool.allocate(1000, stream.ptr)
+    pool.deallocate(block)
+    assert block.state is BlockState.FREED
+    used = pool.allocate(1000, stream.ptr)
+    other = as_stream(sim.Stream())
+    used.prepare(other, Access.WRITE)
+    sim.fill_async(used.ptr, 2, 1000, other.handle)
+    used.finish(other, Access.WRITE)
+    pool.deallocate(used)
+    assert used.state is BlockState.RETIRED, (
+        "the handle may be somebody else's by now: wait for the use instead"
+    )
+    sim.device_synchronize(0)
+    other.state.retire.drain()
+    assert used.state is BlockState.FREED
+    pool.close()
+
+
+def test_what_was_prepared_and_never_finished_is_forgotten_with_the_block(device: Any) -> None:
+    sim = device()
+    pool = PoolResource(AsyncCudaResource())
+    block = pool.allocate(1000, 0)
+    pool.prepare_block_use(block.id, as_stream(sim.Stream()), Access.WRITE)
+    pool.deallocate(block)
+    assert pool._tickets is not None
+    assert pool._tickets._open == {}
+    pool.close()
+
+
+@pytest.mark.parametrize("call", ["allocate", "trim", "reap", "close", "figures"])
+@pytest.mark.parametrize("layout", [None, [cuglue.Direct()]], ids=["arena", "direct"])
+def test_arrays_that_are_gone_are_seen_to_first(device: Any, call: str, layout: Any) -> None:
+    device()
+    pool = PoolResource(AsyncCudaResource(), layout=layout)
+    pointer = pool.malloc(3 * MIB)
+    assert block_of(pointer.mem) is not None
+    reserved = pool.bytes_reserved
+    del pointer
+    if call == "allocate":
+        pool.deallocate(pool.allocate(3 * MIB, None))
+        assert pool.bytes_reserved == reserved
+    elif call == "trim":
+        assert pool.trim() == reserved
+    elif call == "reap":
+        pool.reap_pending()
+        assert not pool.live_blocks()
+    elif call == "figures":
+        assert pool.bytes_outstanding == 0
+    pool.close()
+    assert pool.bytes_reserved == 0
+
+
+@pytest.mark.parametrize("layout", [None, [cuglue.Direct()]], ids=["arena", "direct"])
+def test_memory_that_waits_for_a_use_is_waited_for_before_giving_up(device: Any, layout: Any) -> None:
+    sim = device()
+    pool = PoolResource(AsyncCudaResource(), layout=layout, max_bytes=8 * MIB)
+    home, other = as_stream(sim.Stream()), as_stream(sim.Stream())
+    block = pool.allocate(8 * MIB, home)
+    block.prepare(other, Access.WRITE)
+    sim.fill_async(block.ptr, 1, block.nbytes, other.handle)
+    block.finish(other, Access.WRITE)
+    sim.capture_begin(home.handle, cuglue.driver.protocol.CaptureMode.RELAXED)
+    pool.deallocate(block)
+    sim.graph_destroy(sim.capture_end(home.handle))
+    assert block.state is BlockState.RETIRED
+    again = pool.allocate(8 * MIB, as_stream(sim.Stream()))
+    assert block.state is BlockState.FREED
+    pool.deallocate(again)
+    pool.close()
+
+
+def test_a_forgotten_pool_with_a_live_block_says_where_it_was_made(device: Any) -> None:
+    sim = device()
+    source = AsyncCudaResource()
+    pool = PoolResource(source)
+    pool.allocate(1000, 0)
+    del pool
+    with pytest.warns(ResourceWarning, match=r"test_pool\.py"):
+        gc.collect()
+    cuglue.core.device.device_state(sim, 0).retire.run_forgotten()
+    source.reap_pending()
+    assert source.bytes_outstanding == 0
+    source.close()
 
 
 # --- limits and growth ----------------------------------------------------------------------------------------------

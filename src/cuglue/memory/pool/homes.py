@@ -199,7 +199,7 @@ class Homes:
         return done
 
     def _drop(self, home: Home, page: Page) -> None:
-        self.upstream.drop(page, home.stream)
+        self.upstream.drop(page)
         home.drop(page)
 
     def _return_strays(self, home: Home) -> None:

@@ -112,7 +112,7 @@ class PoolResource(Owned, PoolArrays):
         self._asking = threading.Lock()  # two threads that ask for the block of an array get the same
         self._life = process.life
         self._ready = True  # one flag for whatever keeps the next request from going straight to its span
-        self._own(3)
+        self._own()
         _made.add(self)
 
     # --- allocate -----------------------------------------------------------------------------------------------
@@ -328,6 +328,8 @@ class PoolResource(Owned, PoolArrays):
                 self.upstream.close()
 
     def _forgotten(self) -> None:
+        for block in self._table:
+            self._state.retire.forget(partial(self._deallocate, block))
         self._state.retire.forget(partial(_abandon, self._keeper))
 
     def __del__(self) -> None:

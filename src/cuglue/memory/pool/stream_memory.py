@@ -49,7 +49,7 @@ class _Pages:
 
     def drop(self, page: Page) -> None:
         """Inherited."""
-        self._upstream.drop(page, self._stream)
+        self._upstream.drop(page)
 
 
 class Reservation:

@@ -9,7 +9,6 @@ import threading
 from typing import Any
 
 from ...core.stream import Stream
-from ...driver.protocol import Access
 from ...errors import OutOfMemory, PoolCapacityExceeded
 from ..block import DeviceBlock
 from ..resource import DeviceMemoryResource, entry
@@ -78,16 +77,13 @@ class Upstream:
             raise
         page.place(source.ptr, source)
 
-    def drop(self, page: Page, stream: Stream) -> None:
-        """Give a page back, after what was queued on ``stream`` so far. If that fails the page is as it was.
+    def drop(self, page: Page) -> None:
+        """Give a page back, after the work so far on the stream that it was taken for. If that fails it stays.
 
         Ordering: as the resource's ``deallocate``.
         """
-        source = page.source
-        if source is not None:
-            if source.stream is not stream:
-                source.finish(stream, Access.READ)  # the last user was not the stream that the page came on
-            self._deallocate(source)
+        if page.source is not None:
+            self._deallocate(page.source)
         self._release(page.nbytes)
 
     # --- pages that grow in place -------------------------------------------------------------------------------
