@@ -7,8 +7,10 @@ from typing import Any
 
 import cuglue
 from cuglue import Access, testing
+from cuglue.core.device import device_state
 from cuglue.core.stream import as_stream
 from cuglue.driver.sim import SimDriver
+from cuglue.memory.streams import OwnStream
 
 
 def test_arrays_that_only_the_collector_finds_make_room() -> None:
@@ -66,3 +68,30 @@ def test_reaping_what_is_known_to_be_free_waits_for_nothing() -> None:
         with testing.Latch(own):  # a wait for the whole stream would never end
             resource.reap_pending()
             assert resource.bytes_outstanding == 0
+
+
+def test_a_free_that_has_not_run_is_not_counted_as_done() -> None:
+    """The free is an operation of its own: what came before it may be done, and known to be."""
+    driver = SimDriver()
+    with cuglue.use_driver(driver), cuglue.AsyncCudaResource() as resource:
+        own = driver.Stream()
+        block = resource.allocate(64, own)
+        as_stream(own).synchronize()
+        latch = testing.Latch(own.ptr)  # by its number: the library counts no operation
+        resource.deallocate(block)
+        resource.reap_pending(block=False)
+        assert resource.bytes_outstanding == 64
+        latch.close()
+        resource.reap_pending()
+        assert resource.bytes_outstanding == 0
+
+
+def test_a_stream_of_our_own_is_destroyed_with_its_last_user() -> None:
+    driver = SimDriver()
+    with cuglue.use_driver(driver):
+        state = device_state(driver, 0)
+        stream = as_stream(OwnStream(state))
+        assert driver.inventory()["streams"] == 1
+        del stream
+        state.retire.drain()
+        assert driver.inventory()["streams"] == 0
