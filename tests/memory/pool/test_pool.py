@@ -310,6 +310,26 @@ def test_memory_that_waits_for_a_use_is_waited_for_before_giving_up(device: Any,
     pool.close()
 
 
+@pytest.mark.parametrize("layout", [None, [cuglue.Direct()]], ids=["arena", "direct"])
+def test_upstream_counts_as_free_what_it_got_back_before_giving_up(device: Any, layout: Any) -> None:
+    class Lazy(AsyncCudaResource):
+        """Has 8 MiB, and what was given back only after a reap."""
+
+        def _take(self, nbytes: int, stream: Any) -> int:
+            if self.bytes_outstanding + nbytes > 8 * MIB:
+                raise OutOfMemory("lazy", requested=nbytes)
+            return super()._take(nbytes, stream)
+
+        def _make_room(self, stream: Any) -> list[str]:
+            return []
+
+    sim = device()
+    pool = PoolResource(Lazy(), layout=layout)
+    pool.deallocate(pool.allocate(6 * MIB, sim.Stream()))
+    pool.deallocate(pool.allocate(8 * MIB, sim.Stream()))
+    pool.close()
+
+
 def test_a_forgotten_pool_with_a_live_block_says_where_it_was_made(device: Any) -> None:
     sim = device()
     source = AsyncCudaResource()
