@@ -14,7 +14,15 @@ from cuglue import Command, DirectCudaResource, In, InOut, Out, Runtime
 from cuglue.command.kernels import KernelContext
 from cuglue.driver.protocol import Access, CaptureMode
 from cuglue.driver.sim import SimDriver
-from cuglue.errors import ArgumentError, CaptureError, ClosedError, DriverError, UsageError, WrongThreadError
+from cuglue.errors import (
+    ArgumentError,
+    CaptureError,
+    ClosedError,
+    DriverError,
+    LaunchError,
+    UsageError,
+    WrongThreadError,
+)
 from cuglue.testing.faults import fail
 
 ORDERING = ("event_record", "stream_wait_event")
@@ -212,6 +220,17 @@ def test_declared_once_given_bare(rt: Runtime) -> None:
         cmd.kernel(SAXPY, 1, N, x, Out(z), 4.0, N)
     assert set(rt.read(y, dtype="f4").result()) == {2.0}
     assert set(rt.read(z, dtype="f4").result()) == {4.0}
+
+
+def test_what_a_command_writes_may_be_read_by_its_later_kernels(rt: Runtime) -> None:
+    x, y, z = rt.create(np.full(N, 3, "f4")), rt.empty(4 * N), rt.empty(4 * N)
+    with rt.command(In(x), Out(y), Out(z)) as cmd:
+        cmd.kernel(SAXPY, 1, N, x, y, 2.0, N)
+        cmd.kernel(SAXPY, 1, N, y, z, 2.0, N)  # y is Out of the command, and const here
+        with pytest.raises(LaunchError, match="const"):
+            cmd.kernel(SAXPY, 1, N, Out(y), z, 2.0, N)
+    assert y.block.reads is not None
+    assert set(rt.read(z, dtype="f4").result()) == {12.0}
 
 
 def test_commands_take_only_declarations(rt: Runtime) -> None:

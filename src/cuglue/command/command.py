@@ -141,6 +141,8 @@ class Command(MemoryCalls):
     def kernel(self, kernel: Any, grid: Any, block: Any, *args: Any, shared: int = 0) -> Skipped | None:
         """Enqueue a kernel. Arguments declared to the command are given bare, others as In(x), Out(x) or InOut(x).
 
+        What the command writes may be given bare to a ``const`` pointer as well: that kernel reads it.
+
         Args:
             kernel: a Kernel, ``cupy.RawKernel`` or function of a RawModule.
             grid, block: an int or up to three ints. A grid with a zero launches nothing.

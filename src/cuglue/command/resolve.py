@@ -73,11 +73,13 @@ def bind(
                     views.append(None)
                 continue
             array, access = declaration.array, declaration.access
+            if access & 2 and declaration is not arg and parameter is not None and parameter.const:
+                access = Access.READ  # the command writes it, but not with this kernel
             operand = operand_of(array, place)
             if strict or not _fits(operand, access, parameter):
-                _check_memory(operand, declaration, strict)
+                _check_memory(operand, declaration, access, strict)
                 if parameter is not None:
-                    _check_pointer(operand, declaration, parameter)
+                    _check_pointer(operand, declaration, access, parameter)
             uses.add(array, operand, access)
             values.append(operand.ptr)
             if spans:
@@ -142,9 +144,9 @@ def _undeclared(arg: Any) -> CuglueError:
     )
 
 
-def _check_memory(operand: Operand, declaration: Declared, strict: bool) -> None:
+def _check_memory(operand: Operand, declaration: Declared, access: Access, strict: bool) -> None:
     """What is asked of memory whatever the kernel declares."""
-    if not operand.writable and declaration.access & 2:
+    if not operand.writable and access & 2:
         raise UsageError(
             f"{type(declaration).__name__} of read-only memory",
             got=repr(declaration.array),
@@ -168,7 +170,7 @@ def _check_memory(operand: Operand, declaration: Declared, strict: bool) -> None
         )
 
 
-def _check_pointer(operand: Operand, declaration: Declared, parameter: Parameter) -> None:
+def _check_pointer(operand: Operand, declaration: Declared, access: Access, parameter: Parameter) -> None:
     """Check memory against the parameter that takes it."""
     if operand.kind != "memory" or parameter.kind != "pointer":
         if operand.kind == parameter.kind:
@@ -176,7 +178,7 @@ def _check_pointer(operand: Operand, declaration: Declared, parameter: Parameter
         wanted = "a pointer" if parameter.kind == "pointer" else f"a {parameter.kind}"
         got = f"{operand.kind} of {type(declaration.array).__name__}"
         raise LaunchError("argument", got=got, expected=wanted)
-    if parameter.const and declaration.access & 2:
+    if parameter.const and access & 2:
         raise LaunchError(
             "const pointer",
             got=type(declaration).__name__,

@@ -80,7 +80,7 @@ class Runtime(Owned):
             )
         self._own_resource = resource is None
         self.resource = resource if resource is not None else _default_resource(self.driver, device)
-        self._pool = None if memory is None else PoolResource(self.resource, layout=memory)
+        self._pool = None if memory is None else _OwnPool(self.resource, layout=memory)
         self.resource = self._pool or self.resource
         self.service = next(_services)
         self._place = Place(self.driver, device, self.service)
@@ -258,6 +258,14 @@ class _OwnResource(DirectCudaResource):
 
     def __del__(self) -> None:
         pass
+
+
+class _OwnPool(PoolResource):
+    """The pool of a runtime, likewise: what it keeps goes back with the last buffer."""
+
+    def __del__(self) -> None:
+        if getattr(self, "_pages", None) is not None and not self.closed:
+            self._forgotten()
 
 
 def _default_resource(driver: Driver, device: int) -> DeviceMemoryResource:
