@@ -22,6 +22,7 @@ from cuglue import (
     PoolResource,
     as_stream,
 )
+from cuglue.core.block import BlockLife
 from cuglue.errors import (
     CaptureError,
     ClosedError,
@@ -164,6 +165,19 @@ def test_the_block_of_an_array_cannot_be_given_back_by_hand(driver: Any) -> None
     pool.close()
 
 
+def test_an_array_over_layers_over_a_pool_costs_one_object(device: Any) -> None:
+    device()
+    resource = GlobalDeviceBudget(PoolResource(AsyncCudaResource()), 10 * MIB)
+    pointer = resource.malloc(1000)
+    assert isinstance(pointer.mem, BlockLife)
+    assert pointer.mem.size == 1000
+    del pointer
+    assert resource.malloc(1000).ptr
+    resource.reap_pending()
+    assert resource.bytes_outstanding == 0
+    resource.close()
+
+
 def test_uses_are_known_by_id_only_while_the_block_lives(driver: Any, new_stream: Callable[[], Any]) -> None:
     pool = PoolResource(AsyncCudaResource())
     stream, other = new_stream(), new_stream()
@@ -211,6 +225,7 @@ def test_the_first_use_elsewhere_comes_after_what_cupy_did(device: Any) -> None:
     home, other = sim.Stream(), as_stream(sim.Stream())
     with home:
         pointer = pool.malloc(1000)
+    other.join(as_stream(home))  # a wait that does not cover what comes now
     sim.fill_async(pointer.ptr, 1, 1000, home.ptr)  # CuPy counts nothing
     block = pointer.mem.block
     assert block.prepare(other, Access.WRITE) == 1
@@ -225,6 +240,7 @@ def test_a_block_is_there_after_what_its_stream_has_got(device: Any) -> None:
     pool = PoolResource(AsyncCudaResource())
     home, other = as_stream(sim.Stream()), as_stream(sim.Stream())
     first = pool.allocate(1000, home)
+    other.join(home)  # a wait that does not cover what comes now
     sim.fill_async(first.ptr, 1, 1000, home.handle)
     pool.deallocate(first)
     block = pool.allocate(1000, home)

@@ -7,6 +7,7 @@ Must not know where spans come from. Most arrays are never asked about and cost 
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from typing import Any
 
 from ...core.stream import Stream
@@ -33,6 +34,10 @@ class PoolArrays(PoolFigures):
     _spans: dict[int, tuple[Span, Home | StreamMemory]]  # of the blocks in the table, by address
     _asking: threading.Lock
 
+    @abstractmethod
+    def _take_in(self, block: Any) -> None:
+        """Take a block back."""
+
     def block_in(self, memory: Any) -> ArrayBlock:
         """The block behind an array's memory: made at the first question, the same one from then on."""
         return self._block_of(memory.span)
@@ -53,4 +58,4 @@ class PoolArrays(PoolFigures):
     def take_back(self, span: Span) -> None:
         """The array whose memory this was is gone."""
         if span.life is not None and span.life.state is _LIVE:
-            self._deallocate(span.life)
+            self._take_in(span.life)

@@ -31,7 +31,7 @@ from ...errors import (
     UsageError,
 )
 from ...lifecycle import BlockState, Owned
-from ..block import LARGEST, DeviceBlock, as_size
+from ..block import LARGEST, as_size
 from ..cupy_plug import cupy_types, make_malloc
 from ..resource import DeviceMemoryResource
 from ..source import wrong_device
@@ -163,8 +163,7 @@ class PoolResource(Owned, PoolArrays):
             raise explain(self, nbytes, OutOfMemory("pool", requested=nbytes))
 
     # --- deallocate ---------------------------------------------------------------------------------------------
-    def deallocate(self, block: DeviceBlock) -> None:
-        """Inherited."""
+    def _deallocate(self, block: Any) -> None:
         if isinstance(block, ArrayBlock):
             raise UsageError(
                 repr(block),
@@ -172,9 +171,10 @@ class PoolResource(Owned, PoolArrays):
                 expected="a block from allocate()",
                 hint="Drop the array instead",
             )
-        super().deallocate(block)
+        self._take_in(block)
 
-    def _deallocate(self, block: Any) -> None:
+    def _take_in(self, block: Any) -> None:
+        """Take a block back, that of an array too."""
         if self._life is not process.life:
             self._refuse(1)
         if block.state is not _LIVE or not self._table.remove(block):
@@ -329,7 +329,7 @@ class PoolResource(Owned, PoolArrays):
 
     def _forgotten(self) -> None:
         for block in self._table:
-            self._state.retire.forget(partial(self._deallocate, block))
+            self._state.retire.forget(partial(self._take_in, block))
         self._state.retire.forget(partial(_abandon, self._keeper))
 
     def __del__(self) -> None:
