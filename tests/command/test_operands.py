@@ -12,7 +12,8 @@ from sample_kernels import INCREMENT, SAXPY
 
 import cuglue
 from cuglue import In, InOut, Kernel, Out, Runtime
-from cuglue.command.operands import Place, operand_of
+from cuglue.command.makers import operand_of
+from cuglue.command.operands import Place
 from cuglue.core.block import Block
 from cuglue.driver.sim import SimDriver
 from cuglue.errors import ClosedError, LaunchError, StreamMisuse, UsageError

@@ -18,7 +18,8 @@ from ..errors import ArgumentError, ClosedError, LayoutError, StorageHandleNotFo
 from ..exchange.view import ArrayView
 from ..layout import Layout, pitched
 from ..lifecycle import BlockState
-from .operands import Operand, Place, partners_of
+from .makers import partners_of
+from .operands import Operand, Place
 from .storage import Storage
 from .taint import clear
 

@@ -21,7 +21,8 @@ from .buffers import Buffer, CopyDescriptor
 from .futures import Future
 from .hostmem import HostBuffer, PinnedMemory, address_of, root_of
 from .lane import Lane
-from .operands import Operand, operand_of
+from .makers import operand_of
+from .operands import Operand
 from .perform import perform
 from .pipeline import PIPELINE_FROM, Chunk, upload
 from .staging import Source, staging

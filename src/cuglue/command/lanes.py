@@ -15,7 +15,8 @@ from ..errors import DevicePoisoned, SeveralErrors, UsageError
 from ..memory.resource import DeviceMemoryResource
 from .hostmem import HostPool
 from .lane import Lane
-from .operands import Declared, Place, operand_of
+from .makers import operand_of
+from .operands import Declared, Place
 from .uses import Uses
 
 _LANES = 64  # lanes of streams that are not ours; beyond it idle ones go

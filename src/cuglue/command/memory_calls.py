@@ -18,7 +18,7 @@ from .buffers import Buffer, bind_storage
 from .hostmem import HostBuffer
 from .lane import Lane
 from .lanes import ResolvedStreams
-from .operands import operand_of
+from .makers import operand_of
 
 
 class DeviceResource(NamedTuple):

@@ -15,7 +15,8 @@ import numpy as np
 from ..driver.protocol import Access, Span, SurfaceArg
 from ..errors import CuglueError, LaunchError, LayoutError, StreamMisuse, UsageError
 from ..layout import contiguous_strides
-from .operands import Declared, Operand, Place, is_tracked, operand_of
+from .makers import is_tracked, operand_of
+from .operands import Declared, Operand, Place
 from .scalars import by_value
 from .signature import Parameter
 from .uses import Uses
