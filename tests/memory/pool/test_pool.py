@@ -286,7 +286,9 @@ def test_what_was_prepared_and_never_finished_is_forgotten_with_the_block(device
 
 @pytest.mark.parametrize("call", ["allocate", "trim", "reap", "close", "figures"])
 @pytest.mark.parametrize("layout", [None, [cuglue.Direct()]], ids=["arena", "direct"])
-def test_arrays_that_are_gone_are_seen_to_first(device: Any, call: str, layout: Any) -> None:
+def test_arrays_that_are_gone_are_seen_to_first(
+    device: Any, monkeypatch: pytest.MonkeyPatch, call: str, layout: Any
+) -> None:
     device()
     pool = PoolResource(AsyncCudaResource(), layout=layout)
     pointer = pool.malloc(3 * MIB)
@@ -299,7 +301,9 @@ def test_arrays_that_are_gone_are_seen_to_first(device: Any, call: str, layout: 
     elif call == "trim":
         assert pool.trim() == reserved
     elif call == "reap":
-        pool.reap_pending()
+        with monkeypatch.context() as patch:
+            patch.setattr(pool.upstream, "reap_pending", lambda block: None)  # it need not do this for us
+            pool.reap_pending()
         assert not pool.live_blocks()
     elif call == "figures":
         assert pool.bytes_outstanding == 0
