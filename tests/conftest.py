@@ -125,3 +125,11 @@ def pytest_collection_finish() -> None:
     """Take what collecting made out of the collector's sight: tests that call ``gc.collect()`` then cost little."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """The same for the modules that a class or file of tests was the first to import."""
+    if nextitem is None or nextitem.parent is not item.parent:
+        gc.collect()
+        gc.freeze()
