@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +25,7 @@ from cuglue.errors import (
     StreamMisuse,
     WrongThreadError,
 )
+from cuglue.graphics import glcontext
 from cuglue.graphics.glcontext import GlContext, headless
 from cuglue.graphics.glops import GlOps
 from cuglue.graphics.handle import CudaHandle
@@ -507,6 +509,88 @@ def test_A22_a_forgotten_handle_warns_and_is_given_back_with_the_next_call(
         gc.collect()
     context.ops.call(lambda: None)
     assert driver.inventory()["resources"] == 0
+
+
+@pytest.mark.gl
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_forgotten_handle_is_given_back_though_nobody_named_ops(
+    driver: Any, context: GlContext, ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not ours:  # as if the application had made it
+        monkeypatch.setattr(glcontext, "_ours", {})
+    for _ in range(3):
+        handle = cuglue.register_texture(make_texture(8, 8))
+        with pytest.warns(ResourceWarning, match="test_handle_ops.py"):  # noqa: PT031 - as above
+            del handle
+            gc.collect()
+    with cuglue.register_texture(make_texture(8, 8)):
+        assert driver.inventory()["resources"] == 1
+
+
+@pytest.mark.gl
+def test_a_handle_without_named_ops_ends_with_its_context(driver: Any) -> None:
+    context = headless()
+    handle = cuglue.register_texture(make_texture(8, 8))
+    m = handle.map_mut()
+    context.close()
+    m.release()
+    with pytest.raises(MapUnavailableError) as caught:
+        handle.map()
+    assert caught.value.reason == "ops_failed"
+    handle.close()
+    assert m.released
+    assert handle.closed
+    assert driver.inventory()["mapped"] == 1, "with the context went what could be given back"
+
+
+@pytest.mark.gl
+def test_a_handle_without_named_ops_follows_its_context_to_another_thread(driver: Any) -> None:
+    with headless() as context:
+        handle = cuglue.register_texture(make_texture(8, 8))
+        context.release()
+
+        def there() -> tuple[int, ...]:
+            context.make_current()
+            try:
+                with handle, handle.map() as m:
+                    return m.shape
+            finally:
+                context.release()
+
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(there).result(30) == (8, 8, 4)
+        context.make_current()
+    assert driver.inventory()["resources"] == 0
+
+
+AT_EXIT = """
+import atexit
+import numpy as np
+import cuglue
+from OpenGL import GL
+
+context = cuglue.gl.headless()
+name = GL.glGenTextures(1)
+GL.glBindTexture(GL.GL_TEXTURE_2D, name)
+GL.glTexImage2D(GL.GL_TEXTURE_2D, 0, GL.GL_RGBA8, 4, 4, 0, GL.GL_RGBA, GL.GL_UNSIGNED_BYTE, bytes([7] * 64))
+handle = cuglue.register_texture(name)
+
+@atexit.register
+def last():
+    print(handle.read().sum(), flush=True)
+    handle.close()
+    print(cuglue.current_driver().inventory()["resources"], flush=True)
+    context.close()
+"""
+
+
+@pytest.mark.gl
+def test_handles_work_until_the_interpreter_is_gone() -> None:
+    """The main thread counts as ended already when ``atexit`` runs."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", AT_EXIT], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["448", "0"], "")
 
 
 @pytest.mark.gl

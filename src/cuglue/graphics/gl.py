@@ -22,7 +22,7 @@ from .backings import Backing
 from .buffers import GlBuffer
 from .defaults import default_memory
 from .diagnose import explained
-from .glcontext import GlContext, current, headless
+from .glcontext import GlContext, current, headless, ops_here
 from .gldevice import device_of_context
 from .globjects import RENDERBUFFER, TEXTURE_2D, describe_buffer, describe_image, target_name
 from .glops import CudaGlOps, GlOps
@@ -173,7 +173,7 @@ def _check_name(kind: str, name: object) -> None:
 
 def _register(ops: GlOps | None, open_: Callable[..., Life], *args: Any) -> CudaHandle:
     driver = current_driver()
-    where = ops or GlOps.inline()
+    where = ops or ops_here()
     return CudaHandle(where.call(open_, driver, where, *args))
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import queue
+import threading
+import weakref
 from typing import Any, Literal
 
 from ..errors import DriverError, NoContextError, UnsupportedError, WrongThreadError
@@ -186,6 +188,31 @@ class GlContext(Owned):
         return f"<GlContext {self.renderer} ({self.id})>"
 
 
+# Contexts that headless() made, by identity: one that took the place of a closed one replaces it.
+_ours: weakref.WeakValueDictionary[ContextId, GlContext] = weakref.WeakValueDictionary()
+_threads = threading.local()  # .ops: the ops of the application's contexts on each thread, by identity
+
+
+def ops_here() -> GlOps:
+    """The ops of the context current on this thread, for callers that name none.
+
+    One per context and thread: what a finaliser posts has to meet a later call. A context of :func:`headless` brings
+    its own, so that closing it ends them.
+
+    Raises:
+        NoContextError: none is current here.
+    """
+    identity = require_context()
+    context = _ours.get(identity)
+    if context is not None and context.ops.alive and context.thread == ThreadRef.current():
+        return context.ops
+    known: dict[ContextId, InlineOps] = vars(_threads).setdefault("ops", {})
+    ops = known.get(identity)
+    if ops is None or not ops.alive:  # a forked child has its parent's
+        ops = known[identity] = InlineOps(identity)
+    return ops
+
+
 # Contexts forgotten without close(); freed by the next headless(). While one is current somewhere EGL keeps it.
 _abandoned: queue.SimpleQueue[EglContext] = queue.SimpleQueue()
 
@@ -240,7 +267,7 @@ def _make(ordinal: int | None, uuid: bytes | None) -> GlContext:
     native = EglContext(egl.create_context(egl.open_display(chosen)))
     try:
         native.make_current()
-        context = GlContext(native, chosen)
+        context = _ours[native.id] = GlContext(native, chosen)
         if uuid is not None and chosen is not None and context.uuid not in (None, uuid):
             raise _no_match((chosen,), ordinal, uuid)
         return context
@@ -297,4 +324,4 @@ def _gl_uuid(gl: Any) -> bytes | None:
     return bytes(raw) if any(raw) else None
 
 
-__all__ = ["GlContext", "current", "headless", "list_egl_devices"]
+__all__ = ["GlContext", "current", "headless", "list_egl_devices", "ops_here"]

@@ -10,6 +10,7 @@ from ..exchange.tokens import call_site
 from ..lifecycle import Owned
 from .extmemory import ExternalMemory, check_external
 from .glcalls import checked
+from .glcontext import ops_here
 from .glops import GlOps
 from .imports import check_descriptor, lent
 
@@ -84,7 +85,7 @@ def gl_buffer(
             reason="vmm" if whole.kind == "vmm" else "handle_kind",
         )
     descriptor = check_descriptor(fd)
-    where = ops or GlOps.inline()
+    where = ops or ops_here()
     glo, memory_object = where.call(_create, descriptor, whole.size, start, length, dedicated)
     return SharedGlBuffer(where, glo, memory_object, length)
 

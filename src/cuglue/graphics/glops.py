@@ -144,6 +144,11 @@ class GlOps(ABC):
         return f"<{type(self).__name__} for {self.context_id or 'no context yet'} on {where}>"
 
 
+def living(thread: threading.Thread) -> bool:
+    """Whether a thread can still make calls: the main thread does while the interpreter exits, and counts as ended."""
+    return thread.is_alive() or thread is threading.current_thread()
+
+
 class InlineOps(GlOps):
     """Calls run on the thread that made these ops; see :meth:`GlOps.inline`."""
 
@@ -162,7 +167,7 @@ class InlineOps(GlOps):
 
     @property
     def alive(self) -> bool:
-        return super().alive and self._owner.is_alive()
+        return super().alive and living(self._owner)
 
     def move_here(self) -> None:
         """Follow the context, which was made current on this thread."""
@@ -275,7 +280,7 @@ class PumpedOps(GlOps):
 
     @property
     def alive(self) -> bool:
-        return super().alive and (self._thread is None or self._owner.is_alive())
+        return super().alive and (self._thread is None or living(self._owner))
 
     def _meet(self) -> None:
         """Take this thread and the context current on it, if any, for ours."""
