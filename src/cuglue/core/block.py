@@ -22,6 +22,7 @@ from .stream import Stream
 _NO_SLOTS: tuple[str, ...] = ()  # behaviour only: a C base class (CuPy's) may stand beside this one
 # Process-wide, never reused: tells a stale block from its address's next owner.
 _generations = itertools.count(1)
+_LIVE = BlockState.LIVE
 #: The seq of a use that goes on: all that its stream gets until somebody has to wait for it.
 OPEN = sys.maxsize
 
@@ -57,7 +58,7 @@ class BlockLife:
         """Start the life: usable on ``stream`` after its first ``seq`` operations (0: at once, everywhere)."""
         self.stream = stream
         self.generation = next(_generations)
-        self.state = BlockState.LIVE
+        self.state = _LIVE
         self.pins = 0
         self.write_stream = stream
         self.write_seq = seq
@@ -132,7 +133,7 @@ class BlockLife:
     @property
     def id(self) -> BlockId:
         """The block as a value."""
-        return BlockId(self.ptr, self.generation, self.stream.id, self.device_id)
+        return BlockId(self.ptr, self.generation, self.stream.id, self.device_ordinal)
 
     @property
     def nbytes(self) -> int:

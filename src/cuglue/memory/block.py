@@ -83,6 +83,12 @@ class DeviceBlock(Block):
     resource: Any
 
     @property
+    def device_ordinal(self) -> int:
+        """Inherited."""
+        resource = getattr(self, "resource", None)
+        return self.device_id if resource is None else int(resource.device_ordinal)
+
+    @property
     def align(self) -> int:
         """Bytes that :attr:`ptr` is a multiple of."""
         return alignment(self)

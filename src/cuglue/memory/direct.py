@@ -67,13 +67,11 @@ class DirectCudaResource(SourceResource):
         self._ordered = self.asynchronous
 
     def _take(self, nbytes: int, stream: Stream) -> int:
-        if self._ordered:
-            return self._driver.malloc_async(nbytes, stream.handle, self._device)
-        return self._driver.malloc(nbytes, self._device)
+        return super()._take(nbytes, stream) if self._ordered else self._driver.malloc(nbytes, self._device)
 
     def _drop(self, ptr: int, stream: Stream) -> None:
         if self._ordered:
-            self._driver.free_async(ptr, stream.handle, self._device)
+            super()._drop(ptr, stream)
         else:
             self._driver.free(ptr, self._device)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import warnings
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -149,13 +148,13 @@ class SourceResource(Owned, LayeredResource):
         return found
 
     # --- allocate -----------------------------------------------------------------------------------------------
-    @abstractmethod
     def _take(self, nbytes: int, stream: Stream) -> int:
-        """Address of new memory; one driver call."""
+        """Address of new memory; one driver call. Where memory is not stream-ordered a subclass says which."""
+        return self._driver.malloc_async(nbytes, stream.handle, self._device)
 
-    @abstractmethod
     def _drop(self, ptr: int, stream: Stream) -> None:
         """Free what :meth:`_take` gave; one driver call."""
+        self._driver.free_async(ptr, stream.handle, self._device)
 
     def _allocate(self, nbytes: int, stream: Stream, tag: str, kind: Any) -> Any:
         if not self._ready or not 0 < nbytes <= LARGEST:
@@ -172,8 +171,6 @@ class SourceResource(Owned, LayeredResource):
         except BaseException:
             self._drop(ptr, stream)
             raise
-        if self._ordinal != self._device:
-            block.device_id = self._ordinal
         self._table.add(block)
         return block
 
@@ -265,8 +262,8 @@ class SourceResource(Owned, LayeredResource):
         return stream
 
     def _not_live(self, block: Any) -> CuglueError:
-        if block.device_id not in (self._ordinal, self._device):
-            return wrong_device(self, block.device_id, "deallocate")
+        if block.device_ordinal not in (self._ordinal, self._device):
+            return wrong_device(self, block.device_ordinal, "deallocate")
         return gone(block.ptr, block.generation)
 
     # --- closing ------------------------------------------------------------------------------------------------

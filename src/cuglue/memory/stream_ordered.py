@@ -79,12 +79,6 @@ class AsyncCudaResource(SourceResource, TracksUses):
         if len(self._retired) > _REAP_ABOVE:
             self.reap_pending(block=False)
 
-    def _take(self, nbytes: int, stream: Stream) -> int:
-        return self._driver.malloc_async(nbytes, stream.handle, self._device)
-
-    def _drop(self, ptr: int, stream: Stream) -> None:
-        self._driver.free_async(ptr, stream.handle, self._device)
-
     def _deallocate(self, block: Any) -> None:
         stream = self._release(block)
         if self._tickets is not None:

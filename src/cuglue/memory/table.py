@@ -15,7 +15,7 @@ from ..errors import DriverError, UseAfterFree
 
 
 class BlockTable:
-    """Live blocks by address. Each method is one step under the interpreter lock; there is no lock to hold."""
+    """Live blocks by address. A dictionary's own steps are atomic, so there is no lock to hold."""
 
     __slots__ = ("_entries", "_sizes")
 
@@ -30,32 +30,34 @@ class BlockTable:
         Raises:
             DriverError: the address is live; the block there stays.
         """
-        entry = block if block.HELD else ref(block)
-        if self._entries.setdefault(block.ptr, entry) is not entry:
+        ptr = block.ptr
+        if ptr in self._entries:
             raise DriverError(
-                f"address {block.ptr:#x}",
+                f"address {ptr:#x}",
                 got="the driver gave it out again",
                 expected="an address that is not live",
                 code=1,
                 name="cudaErrorInvalidValue",
             )
-        self._sizes[block.ptr] = block.size
+        self._entries[ptr] = block if block.HELD else ref(block)
+        self._sizes[ptr] = block.size
 
     def remove(self, block: BlockLife) -> bool:
         """Take a live block out; False if it is not one of this table, which is then as it was."""
-        entry = self._entries.get(block.ptr)
+        ptr = block.ptr
+        entry = self._entries.get(ptr)
         if entry is not block:
             # The collector clears weak references before finalisers run: no answer means the same block.
             found = entry() if entry.__class__ is ref else entry
             if entry is None or (found is not block and found is not None):
                 return False
-        taken = self._entries.pop(block.ptr, None)
-        if taken is entry:
-            self._sizes.pop(block.ptr, None)
-            return True
-        if taken is not None:  # another thread was quicker, and the address has a new owner already
-            self._entries[block.ptr] = taken
-        return False
+        taken = self._entries.pop(ptr, None)
+        if taken is not entry:  # another thread was quicker, and the address may have a new owner already
+            if taken is not None:
+                self._entries[ptr] = taken
+            return False
+        self._sizes.pop(ptr, None)
+        return True
 
     def find(self, block: BlockId) -> BlockLife:
         """The live block with this id.
