@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import cuglue
-from cuglue import testing
-from cuglue.core.block import Block
+from cuglue import Access, testing
+from cuglue.core.block import OPEN, Block
 from cuglue.core.device import device_state
-from cuglue.driver.protocol import CaptureMode
+from cuglue.driver.protocol import CaptureMode, CopyKind
 from cuglue.driver.sim import SimDriver
 from cuglue.errors import CaptureError
 
@@ -114,3 +114,41 @@ def test_records_of_dead_streams_go(sim: SimDriver) -> None:
         del record
         gc.collect()
         assert known == {}
+
+
+# --- uses that go on --------------------------------------------------------------------------------------------
+
+
+def copy_from(sim: SimDriver, stream: Any, ptr: int, to: int) -> None:
+    """A read that nobody counts, as an array library queues it."""
+    sim.copy_async(to, ptr, N, CopyKind.D2D, stream.handle)
+
+
+def test_a_use_that_goes_on_covers_what_its_stream_gets_later(sim: SimDriver, streams: Any) -> None:
+    """Each writer comes after all reads queued until then: also after the newest event, and also the second time."""
+    reader, writer, home = streams(3)
+    ptr, to = sim.malloc(N, 0), sim.malloc(N, 0)
+    block = Block(ptr, N, home)
+    block.finish(reader, Access.READ, OPEN)
+    writer.wait_for(reader, reader.submit())  # an event that covers everything counted so far
+    for value in (1, 2):
+        copy_from(sim, reader, ptr, to)
+        block.prepare(writer, Access.WRITE)
+        sim.fill_async(ptr, value, N, writer.handle)
+        reader.wait_for(writer, writer.submit())
+    sim.device_synchronize(0)
+    assert sim.hazards == []
+    for one in ptr, to:
+        sim.free(one, 0)
+
+
+def test_a_use_that_goes_on_is_not_cut_short_by_one_that_ended(sim: SimDriver, streams: Any) -> None:
+    reader, home = streams(2)
+    block = Block(512, N, home)
+    block.finish(reader, Access.READ, OPEN)
+    block.finish(reader, Access.READ)
+    assert block.reads == {reader: OPEN}
+    block.finish(home, Access.READ)
+    newest = home.submit()
+    block.finish(home, Access.READ, newest)
+    assert block.reads == {reader: OPEN, home: newest}
