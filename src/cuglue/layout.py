@@ -46,8 +46,8 @@ class Layout:
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__  # the one way to normalise the fields of a frozen dataclass
-        set_(self, "shape", _integers("shape", self.shape))
-        set_(self, "strides", _integers("strides", self.strides))
+        set_(self, "shape", integers("shape", self.shape))
+        set_(self, "strides", integers("strides", self.strides))
         set_(self, "dtype", np.dtype(self.dtype))
         if len(self.shape) != len(self.strides):
             raise LayoutError(
@@ -77,16 +77,16 @@ class Layout:
     @classmethod
     def of(cls, shape: Sequence[int], dtype: Any, strides: Sequence[int] | None = None) -> Self:
         """A layout from ``strides`` in bytes, or the C-contiguous one for None."""
-        item = np.dtype(dtype)
+        item: np.dtype[Any] = np.dtype(dtype)
         if strides is None:
-            strides = contiguous_strides(_integers("shape", shape), item.itemsize)
+            strides = contiguous_strides(integers("shape", shape), item.itemsize)
         return cls(tuple(shape), tuple(strides), item)
 
     @classmethod
     def from_elements(cls, shape: Sequence[int], strides: Sequence[int], dtype: Any) -> Self:
         """A layout whose ``strides`` are given in elements, as DLPack and PyTorch have them."""
-        item = np.dtype(dtype)
-        return cls(tuple(shape), tuple(n * item.itemsize for n in _integers("strides", strides)), item)
+        item: np.dtype[Any] = np.dtype(dtype)
+        return cls(tuple(shape), tuple(n * item.itemsize for n in integers("strides", strides)), item)
 
     # --- what it says
 
@@ -193,7 +193,7 @@ def pitched(shape: Sequence[int], strides: Sequence[int], elem_size: int) -> Cop
         LayoutError: rank 0, ranks that differ, a last stride other than 1, a zero stride, rows that overlap, or gaps
             anywhere but between rows.
     """
-    shape, strides = _integers("shape", shape), _integers("strides", strides)
+    shape, strides = integers("shape", shape), integers("strides", strides)
     if not shape or len(shape) != len(strides) or elem_size < 1 or min(shape) < 0:
         raise _unsupported(shape, strides, "a rank of at least 1, and one stride in elements for each extent")
     if 0 in shape:
@@ -225,10 +225,61 @@ def _unsupported(shape: tuple[int, ...], strides: tuple[int, ...], expected: str
     )
 
 
-def _integers(what: str, values: Iterable[Any]) -> tuple[int, ...]:
+def whole(value: object) -> int | None:
+    """``value`` as an int if it is a whole number, NumPy's too; None for bools, floats and all else."""
+    if type(value) is int:
+        return value
+    if isinstance(value, bool):
+        return None
     try:
-        return tuple(index(value) for value in values)
-    except TypeError as error:
-        raise LayoutError(
-            f"{what} of an array layout", got=repr(values), expected="a sequence of integers"
-        ) from error
+        return index(value)  # type: ignore[arg-type] # that is the question
+    except TypeError:
+        return None
+
+
+def integers(what: str, values: Iterable[Any]) -> tuple[int, ...]:
+    """A sequence of whole numbers.
+
+    Raises:
+        LayoutError: it is none.
+    """
+    try:
+        given = tuple(values)
+    except TypeError:
+        raise _no_integers(what, values) from None
+    found = tuple(whole(value) for value in given)
+    if None in found:
+        raise _no_integers(what, values)
+    return found  # type: ignore[return-value] # just asked
+
+
+def extents(shape: Any) -> tuple[int, ...]:
+    """The extents of a shape given as a whole number or a sequence of them.
+
+    Raises:
+        LayoutError: it is neither, or one is negative.
+    """
+    one = whole(shape)
+    found = integers("shape", shape) if one is None else (one,)
+    if found and min(found) < 0:
+        raise LayoutError("an array layout", got=f"shape {found}", expected="no negative extent")
+    return found
+
+
+def element(dtype: Any) -> np.dtype[Any]:
+    """The element type that ``dtype`` names, if its elements are bytes in memory.
+
+    Raises:
+        LayoutError: NumPy knows no such type, or its elements are Python objects or empty.
+    """
+    try:
+        item: np.dtype[Any] = np.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise LayoutError("element type", got=repr(dtype), expected="a dtype that NumPy knows") from error
+    if item.hasobject or not item.itemsize:
+        raise LayoutError("element type", got=repr(item), expected="numbers, or other bytes of a fixed size")
+    return item
+
+
+def _no_integers(what: str, values: object) -> LayoutError:
+    return LayoutError(f"{what} of an array layout", got=repr(values), expected="a sequence of integers")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import mmap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,66 @@ def test_reads_are_refused_where_they_do_not_fit(rt: Runtime, calls: Calls) -> N
     with rt.command() as cmd, pytest.raises(StorageHandleNotFound):
         cmd.read_async(rt.buffer(64).descriptor(64))
     assert calls.of(*COPIES) == []
+
+
+@pytest.mark.parametrize("dtype", [object, "S", "V0", "no type", [1], -1, {"names": 3}, [("a", object)]])
+def test_what_is_no_element_type_is_refused_before_anything_is_queued(
+    rt: Runtime, sim: SimDriver, calls: Calls, dtype: Any
+) -> None:
+    """Queued first and shaped after, such a read let its host memory go under the copy."""
+    x = rt.create(np.arange(16, dtype="i4"))
+    before = sim.inventory()
+    calls.clear()
+    for attempt in (
+        lambda: rt.read(x, None, dtype),
+        lambda: rt.read(x, 2, dtype),
+        lambda: x.array(None, dtype),
+        lambda: x.descriptor(2, dtype),
+        lambda: CopyDescriptor(x, (8,), (1,), 8, dtype),
+    ):
+        with pytest.raises(LayoutError, match="element type") as caught:
+            attempt()
+        assert caught.value.expected
+    assert calls.of(*COPIES, "host_alloc") == []
+    assert sim.inventory() == before
+    assert list(rt.read(x, dtype="i4").result()) == list(range(16))
+
+
+@pytest.mark.parametrize("shape", [None, True, 1.0, "8", float("nan"), (1.5,), (True,), ((1,),), -1, (2, -2)])
+def test_what_is_no_shape_is_refused(rt: Runtime, shape: Any) -> None:
+    x = rt.create(bytes(64))
+    attempts: list[Callable[[], Any]] = [lambda: CopyDescriptor(x, shape, (1,), 1)]
+    if shape is not None:  # there it says: all of it
+        attempts += [lambda: rt.read(x, shape), lambda: x.array(shape)]
+    for attempt in [*attempts, lambda: x.descriptor(shape)]:
+        with pytest.raises(LayoutError):
+            attempt()
+
+
+def test_numpy_integers_are_shapes(rt: Runtime) -> None:
+    x = rt.create(np.arange(16, dtype="u1"))
+    assert rt.read(x, np.int64(3)).result().tolist() == [0, 1, 2]
+    assert rt.read(x, (np.uint8(2), np.int32(2))).result().tolist() == [[0, 1], [2, 3]]
+    assert x.array(np.int64(3)).shape == (3,)
+    descriptor = CopyDescriptor(x, (np.int64(2),), (np.int64(1),), np.int64(4), np.dtype("u4"))  # type: ignore[arg-type]
+    assert rt.command().read_async(descriptor).result().tolist() == [0x03020100, 0x07060504]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("size", [65, 2**40, 2**70])
+def test_a_read_that_does_not_fit_asks_for_no_host_memory(rt: Runtime, calls: Calls, size: int) -> None:
+    x = rt.create(bytes(64))
+    calls.clear()
+    with pytest.raises(LayoutError, match="within the 64 bytes"):
+        rt.read(x, size)
+    assert calls.of(*COPIES, "host_alloc") == []
+
+
+def test_only_memory_can_be_read(rt: Runtime) -> None:
+    for thing in (None, 7, "x", [1]):
+        for shape in (None, 4):
+            with pytest.raises(UsageError) as caught:
+                rt.read(thing, shape)
+            assert caught.value.expected
 
 
 # --- writes -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from ..core.block import BlockLife
 from ..core.stream import Stream
 from ..errors import ArgumentError, ClosedError, LayoutError, StorageHandleNotFound
 from ..exchange.view import ArrayView
-from ..layout import Layout, pitched
+from ..layout import Layout, element, extents, integers, pitched, whole
 from ..lifecycle import BlockState
 from .makers import partners_of
 from .operands import Operand, Place
@@ -141,11 +141,10 @@ class Buffer:
             dtype: anything NumPy takes for a dtype.
             strides: in elements; None: row-major without gaps.
         """
-        extents = (shape,) if isinstance(shape, int) else tuple(shape)
-        item = np.dtype(dtype)
+        sides, item = extents(shape), element(dtype)
         if strides is None:
-            strides = Layout.of(extents, item).element_strides()
-        return CopyDescriptor(self, extents, tuple(strides), item.itemsize, item)
+            strides = Layout.of(sides, item).element_strides()
+        return CopyDescriptor(self, sides, tuple(strides), item.itemsize, item)
 
     def array(self, shape: Any = None, dtype: Any = "u1") -> ArrayView:
         """An array over the buffer, without a copy, that array libraries take. Keeps the memory alive.
@@ -158,9 +157,8 @@ class Buffer:
             LayoutError: it does not fit.
         """
         storage = self.storage
-        item = np.dtype(dtype)
-        extents = (self.nbytes // item.itemsize,) if shape is None else shape
-        layout = Layout.of((extents,) if isinstance(extents, int) else tuple(extents), item)
+        item = element(dtype)
+        layout = Layout.of(extents(self.nbytes // item.itemsize if shape is None else shape), item)
         layout.fits(0, self.nbytes)
         return ArrayView(storage, storage.block.ptr + self.offset, layout)
 
@@ -255,7 +253,7 @@ class CopyDescriptor:
         dtype: of the host buffers that a read gives; None gives bytes.
 
     Raises:
-        LayoutError: (a ValueError) rank 0, ranks that differ, or negative extents.
+        LayoutError: (a ValueError) rank 0, ranks that differ, negative extents, no whole numbers, or Python objects.
     """
 
     buffer: Any
@@ -266,8 +264,11 @@ class CopyDescriptor:
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__
-        set_(self, "shape", tuple(int(n) for n in self.shape))
-        set_(self, "strides", tuple(int(n) for n in self.strides))
+        set_(self, "shape", integers("shape", self.shape))
+        set_(self, "strides", integers("strides", self.strides))
+        set_(self, "elem_size", whole(self.elem_size) or 0)
+        if self.dtype is not None:
+            set_(self, "dtype", element(self.dtype))
         if (
             not self.shape
             or len(self.shape) != len(self.strides)

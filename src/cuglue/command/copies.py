@@ -130,7 +130,7 @@ def write_to_cpu(lane: Lane, descriptor: CopyDescriptor, data: Any) -> None:
         )
     if target.nbytes:
         lane.refuse_other_capture("copy host bytes")
-        _download(lane, descriptor, target)
+        _download(lane, descriptor, _checked_operand(lane, descriptor), target)
         lane.hold((target, view), target.nbytes)
         lane.settle()
 
@@ -156,19 +156,19 @@ def read_async(
             raise UsageError(
                 "read", got=repr(descriptor), expected="CopyDescriptors: buffer.descriptor(shape, dtype)"
             )
-    buffers: list[HostBuffer] = []
+    results: list[HostBuffer] = []
     try:
         for descriptor in listed:
+            operand = _checked_operand(lane, descriptor) if descriptor.nbytes else None
             buffer = lane.take_host(descriptor.nbytes)
-            buffers.append(buffer)
-            if buffer.nbytes:
-                _download(lane, descriptor, buffer)
+            results.append(_shaped(buffer, descriptor))
+            if operand is not None:
+                _download(lane, descriptor, operand, buffer)
         event = lane.stream.record()
-    except CuglueError:
-        _wait_for_copies(lane, buffers)
+    except BaseException:
+        _wait_for_copies(lane, results)
         raise
     lane.settle()
-    results = [_shaped(buffer, d) for buffer, d in zip(buffers, listed, strict=True)]
     return Future(event, _Landing(lane, results, single))
 
 
@@ -238,9 +238,8 @@ def _checked_operand(lane: Lane, descriptor: CopyDescriptor) -> Operand:
     return operand
 
 
-def _download(lane: Lane, descriptor: CopyDescriptor, target: npt.NDArray[Any]) -> None:
+def _download(lane: Lane, descriptor: CopyDescriptor, operand: Operand, target: npt.NDArray[Any]) -> None:
     shape = descriptor.copy_shape
-    operand = _checked_operand(lane, descriptor)
     uses = Uses()
     uses.add(descriptor.buffer, operand, Access.READ, shape)
     if uses.tainted:

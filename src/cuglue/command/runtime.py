@@ -11,13 +11,12 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from ..core.device import device_state
 from ..core.stream import Stream
 from ..driver.protocol import Driver
 from ..driver.registry import current_driver, open_driver, use_driver
 from ..errors import UsageError
+from ..layout import element
 from ..lifecycle import Owned, OwnedState
 from ..memory.direct import DirectCudaResource
 from ..memory.pool.layouts import MemoryConfiguration, PoolLayout
@@ -32,6 +31,7 @@ from .hostmem import HostBuffer
 from .kernels import KernelContext
 from .lanes import Lanes, unless_lost
 from .launch import launch
+from .makers import operand_of
 from .memory_calls import create
 from .operands import Declared, Place
 from .perform import Skipped
@@ -147,9 +147,10 @@ class Runtime(Owned):
             CaptureError: the stream captures a graph.
         """
         self._check_open()
-        item = np.dtype(dtype)
+        item = element(dtype)
         if shape is None:
-            shape = (buffer.nbytes // item.itemsize,)
+            shape = buffer.nbytes if isinstance(buffer, Buffer) else operand_of(buffer, self._place).nbytes
+            shape //= item.itemsize
         descriptor = Buffer.descriptor(buffer, shape, item)
         future = copies.read_async(self._lanes.lane(stream), descriptor)
         return future  # type: ignore[return-value] # one descriptor, one buffer
