@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -145,8 +146,8 @@ class GlOps(ABC):
 
 
 def living(thread: threading.Thread) -> bool:
-    """Whether a thread can still make calls: the main thread does while the interpreter exits, and counts as ended."""
-    return thread.is_alive() or thread is threading.current_thread()
+    """Whether a thread can still make calls: the main one can in ``atexit`` functions, where it counts as ended."""
+    return thread.is_alive() or (thread is threading.current_thread() and not sys.is_finalizing())
 
 
 class InlineOps(GlOps):
