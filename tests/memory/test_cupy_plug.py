@@ -397,7 +397,21 @@ def test_P9_the_current_stream_is_asked_once(resource: Any) -> None:
             resource.malloc(64)
     assert counted["stream_current"] == 1
     assert counted["malloc_async"] == 1
-    assert not {"capture_status", "event_record", "stream_wait_event"} & set(counted)
+    assert counted["capture_status"] == 2, (
+        "of the allocation's stream, and of the one that memory is freed on"
+    )
+    assert not {"event_record", "stream_wait_event"} & set(counted)
+
+
+def test_P13_the_default_stream_is_not_asked_whether_it_captures(resource: Any) -> None:
+    """It cannot, so an allocation and a free there are one driver call each, and the question for the stream."""
+    keep = resource.malloc(64)
+    pointer = resource.malloc(64)
+    with testing.faults.counts() as counted:
+        del pointer
+        pointer = resource.malloc(64)
+    assert dict(counted) == {"stream_current": 1, "free_async": 1, "malloc_async": 1}
+    del keep, pointer
 
 
 def test_P9_home_is_the_stream_current_at_the_call(resource: Any) -> None:

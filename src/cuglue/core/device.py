@@ -40,6 +40,19 @@ class DeviceState:
         self.ordering = threading.RLock()
         self._spare: deque[int] = deque()  # events; appended by finalisers, so a deque and no lock
 
+    @property
+    def capturing(self) -> bool:
+        """Whether any stream that we know captures a graph."""
+        return any(stream.capturing for stream in self._known())
+
+    def refuse_captures(self, what: str) -> None:
+        """Raise CaptureError if any stream that we know captures: what concerns the whole device would break that."""
+        for stream in self._known():
+            stream.refuse_capture(what)
+
+    def _known(self) -> list[Stream]:
+        return [stream for found in list(self.streams.values()) if (stream := found()) is not None]
+
     def take_event(self) -> int:
         """An event nobody uses; creates one only if there is no spare."""
         try:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from ..errors import raise_together
+from ..errors import CaptureError, raise_together
 from . import process
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ class RetireQueue:
     """What waits on one device. Reached as ``device_state(driver, device).retire``."""
 
     def __init__(self, state: DeviceState) -> None:
-        self.forgotten: deque[Callable[[], None]] = (
-            deque()
-        )  # what finalisers left; empty costs one test to see
+        #: What finalisers left. An allocation sees with one test that there is nothing.
+        self.forgotten: deque[Callable[[], None]] = deque()
+        self._deferred: deque[Callable[[], None]] = deque()  # of these, what a capture is in the way of
         self._state = state
         self._life = process.life
         self._inbox: deque[Retired] = deque()
@@ -82,10 +82,13 @@ class RetireQueue:
     def run_forgotten(self) -> None:
         """Run what finalisers left. Never raises and never waits, so that an allocation may call it.
 
-        What fails is kept: the next :meth:`drain` tries it again and reports it.
+        What a capture is in the way of is tried again later. What fails is kept: the next :meth:`drain` tries it again
+        and reports it.
         """
         if self._life is not process.life:
             return  # a forked child: everything belongs to the parent
+        if self._deferred and not self._state.capturing:
+            self._resume()
         while self.forgotten:
             try:
                 action = self.forgotten.popleft()
@@ -93,6 +96,8 @@ class RetireQueue:
                 return  # another thread was quicker
             try:
                 action()
+            except CaptureError:
+                self._deferred.append(action)
             except Exception as error:  # noqa: BLE001 - kept, and reported by drain
                 # As text: a log record with the exception would keep frames alive, and with them arrays.
                 _log.warning("giving back memory failed, it is tried again: %s", str(error))
@@ -101,8 +106,16 @@ class RetireQueue:
                 self.forgotten.append(action)
                 raise
 
+    def _resume(self) -> None:
+        """What was deferred may run again, before what came later."""
+        try:
+            while self._deferred:
+                self.forgotten.appendleft(self._deferred.pop())
+        except IndexError:
+            pass  # another thread was quicker
+
     def __len__(self) -> int:
-        return len(self.forgotten) + len(self._inbox) + len(self._waiting)
+        return len(self.forgotten) + len(self._deferred) + len(self._inbox) + len(self._waiting)
 
     @property
     def bytes_waiting(self) -> int:
@@ -120,7 +133,9 @@ class RetireQueue:
         Raises:
             SeveralErrors: two or more actions or waits failed; a single error is raised as it is.
         """
-        if (not self.forgotten and not self._inbox and not self._waiting) or self._life is not process.life:
+        if (
+            not self.forgotten and not self._deferred and not self._inbox and not self._waiting
+        ) or self._life is not process.life:
             return 0
         me = threading.get_ident()
         if self._owner == me or not self._draining.acquire(blocking=block):
@@ -142,6 +157,8 @@ class RetireQueue:
                         continue
                     item.action()
                     done += 1
+                except CaptureError:
+                    kept.append(item)  # not a failure: its time comes when the capture is over
                 except Exception as error:  # noqa: BLE001 - every entry is tried; raised below
                     errors.append(error)
                     kept.append(item)
@@ -161,13 +178,14 @@ class RetireQueue:
         while self._inbox:
             into.append(self._inbox.popleft())
             found = True
-        while self.forgotten:
-            try:
-                action = self.forgotten.popleft()
-            except IndexError:  # another thread ran it
-                break
-            into.append(Retired((), action, 0, None))
-            found = True
+        for queue in self._deferred, self.forgotten:
+            while queue:
+                try:
+                    action = queue.popleft()
+                except IndexError:  # another thread ran it
+                    break
+                into.append(Retired((), action, 0, None))
+                found = True
         return found
 
 

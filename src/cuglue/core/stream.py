@@ -24,6 +24,7 @@ from .event import Event
 from .process import ThreadToken, this_thread
 
 _ids = itertools.count(1)
+_NO_CAPTURE = CaptureStatus.NONE
 _POLL_ABOVE = 16  # outstanding events of a stream before old ones are looked at
 
 
@@ -124,6 +125,7 @@ class Stream:
         Ordering: only enqueues where the driver has context events, else blocks the host for the device.
         """
         self.refuse_capture("wait for the whole device")
+        self.state.refuse_captures("wait for the whole device")
         if not self.state.capabilities.context_events:
             self.driver.device_synchronize(self.device)
             return
@@ -139,6 +141,7 @@ class Stream:
 
         Ordering: only enqueues where the driver has context events, else blocks the host for this stream.
         """
+        self.state.refuse_captures("let the whole device wait")
         if not self.state.capabilities.context_events:
             self.synchronize()
             return
@@ -159,11 +162,13 @@ class Stream:
                 if self.nameable():
                     self.refuse_capture("record an event")
                     self.driver.event_record(event, self.handle)
-                elif self.state.capabilities.context_events:
-                    self.driver.context_record(event, self.device)
                 else:
-                    # Nobody may touch the handle: wait for the device, after which any event is complete.
-                    self.driver.device_synchronize(self.device)
+                    # Nobody may touch the handle: the whole device stands for it.
+                    self.state.refuse_captures("record an event of the whole device")
+                    if self.state.capabilities.context_events:
+                        self.driver.context_record(event, self.device)
+                    else:
+                        self.driver.device_synchronize(self.device)  # after which any event is complete
             except BaseException:
                 self.state.give_event(event)
                 raise
@@ -184,7 +189,7 @@ class Stream:
         """
         if self.completed >= seq:
             return True
-        if self.capture_status() is not CaptureStatus.NONE:
+        if self.capture_status() is not _NO_CAPTURE:
             return False
         self._cover(seq)
         with self._lock:
@@ -208,6 +213,7 @@ class Stream:
         if self.nameable():
             self.driver.stream_synchronize(self.handle)
         else:
+            self.state.refuse_captures("wait for the device")
             self.driver.device_synchronize(self.device)
         with self._lock:
             self.completed = max(self.completed, seq)
@@ -230,12 +236,12 @@ class Stream:
     # --- captures -----------------------------------------------------------------------------------------------
     def capture_status(self) -> CaptureStatus:
         """Whether this stream captures a graph; a stream that cannot be named from here does not."""
-        return self.driver.capture_status(self.handle) if self.nameable() else CaptureStatus.NONE
+        return self.driver.capture_status(self.handle) if self.nameable() else _NO_CAPTURE
 
     @property
     def capturing(self) -> bool:
         """True while a graph is captured on this stream, by us or by anybody."""
-        return self.capture_status() is not CaptureStatus.NONE
+        return self.capture_status() is not _NO_CAPTURE
 
     def refuse_capture(self, what: str) -> None:
         """Raise CaptureError if this stream captures: what reaches it from outside would break the capture."""

@@ -67,12 +67,16 @@ class DirectCudaResource(SourceResource):
         self._ordered = self.asynchronous
 
     def _take(self, nbytes: int, stream: Stream) -> int:
-        return super()._take(nbytes, stream) if self._ordered else self._driver.malloc(nbytes, self._device)
+        if self._ordered:
+            return super()._take(nbytes, stream)
+        self._state.refuse_captures("allocate")
+        return self._driver.malloc(nbytes, self._device)
 
     def _drop(self, ptr: int, stream: Stream) -> None:
         if self._ordered:
             super()._drop(ptr, stream)
         else:
+            self._state.refuse_captures("free memory")
             self._driver.free(ptr, self._device)
 
     def _deallocate(self, block: Any) -> None:

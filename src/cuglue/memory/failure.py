@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..arguments import whole_of
 from ..core.device import device_state
 from ..core.stream import Stream
 from ..errors import CuglueError, OutOfMemory, UsageError
@@ -59,10 +60,8 @@ class FailureCallbackResource(Adaptor):
         super().__init__(upstream)
         if not callable(callback):
             raise UsageError("failure callback", got=repr(callback), expected="something to call")
-        if isinstance(max_attempts, bool) or not isinstance(max_attempts, int) or max_attempts < 1:
-            raise UsageError("max_attempts", got=repr(max_attempts), expected="an int of 1 or more")
         self._callback = callback
-        self._max_attempts = max_attempts
+        self._max_attempts = whole_of("max_attempts", max_attempts, 1)
         self._local = threading.local()
 
     def _allocate(self, nbytes: int, stream: Stream, tag: str, kind: Any) -> Any:

@@ -75,6 +75,7 @@ class PinnedHostResource(SourceResource, TracksUses):
             self._ready = not self._waiting
 
     def _take(self, nbytes: int, stream: Stream) -> int:
+        self._state.refuse_captures("allocate")
         return self._driver.host_alloc(nbytes)
 
     def _drop(self, ptr: int, stream: Stream) -> None:
@@ -118,6 +119,8 @@ class PinnedHostResource(SourceResource, TracksUses):
 
     def _free_done(self) -> None:
         """Free what is done with; what fails stays. Other threads may give back, and reap, meanwhile."""
+        if self._state.capturing:
+            return  # freeing pinned memory would break the capture
         for _ in range(len(self._waiting)):
             try:
                 entry = self._waiting.popleft()
@@ -164,9 +167,11 @@ class ManagedResource(SourceResource):
         return self._driver.host_view(self._table.find(block.id).ptr, block.size, True)
 
     def _take(self, nbytes: int, stream: Stream) -> int:
+        self._state.refuse_captures("allocate")
         return self._driver.malloc_managed(nbytes, self._device)
 
     def _drop(self, ptr: int, stream: Stream) -> None:
+        self._state.refuse_captures("free memory")
         self._driver.free(ptr, self._device)
 
     def _deallocate(self, block: Any) -> None:

@@ -16,9 +16,10 @@ from ..core import process
 from ..core.block import BlockLife
 from ..core.device import DeviceState, device_state
 from ..core.stream import Stream
-from ..driver.protocol import Driver
+from ..driver.protocol import LEGACY_STREAM, Driver
 from ..driver.registry import current_driver
 from ..errors import (
+    CaptureError,
     ClosedError,
     CuglueError,
     DriverError,
@@ -159,6 +160,8 @@ class SourceResource(Owned, LayeredResource):
     def _allocate(self, nbytes: int, stream: Stream, tag: str, kind: Any) -> Any:
         if not self._ready or not 0 < nbytes <= LARGEST:
             self._get_ready(nbytes)
+        if stream.handle > LEGACY_STREAM and stream.capturing:
+            raise self._in_capture(stream)
         try:
             ptr = self._take(nbytes, stream)
         except (OutOfMemory, DriverError) as error:
@@ -173,6 +176,14 @@ class SourceResource(Owned, LayeredResource):
             raise
         self._table.add(block)
         return block
+
+    def _in_capture(self, stream: Stream) -> CaptureError:
+        return CaptureError(
+            f"{self!r}",
+            got=f"an allocation on {stream!r}, which captures a graph",
+            expected="memory that was there before, and stays as long as the graph",
+            hint="Allocate before the capture, or use PoolResource and its graph_memory()",
+        )
 
     def _get_ready(self, nbytes: int) -> None:
         """Refuse what cannot be; else see to what has to be done before the next allocation."""
@@ -218,8 +229,8 @@ class SourceResource(Owned, LayeredResource):
         gc.collect()
         tried.append("collected garbage")
         state.retire.run_forgotten()
-        if stream.capturing:
-            tried.append("waited for nothing, because the stream captures")
+        if state.capturing:
+            tried.append("waited for nothing, because a stream captures")
             return tried
         self.reap_pending()
         tried.append("waited for pending frees")
@@ -249,6 +260,8 @@ class SourceResource(Owned, LayeredResource):
         try:
             stream: Stream = block.stream
             if (stream.owner is not None and stream.thread is None) or stream.nameable():
+                if stream.handle > LEGACY_STREAM:
+                    stream.refuse_capture("free memory")
                 if block.reads is not None or block.write_stream is not stream:
                     with self._state.ordering:
                         block.join_uses(stream)

@@ -1,0 +1,224 @@
+"""While a stream captures: nothing of ours gets into the graph, and nothing of ours breaks the capture (P13)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import cuglue
+from cuglue import (
+    Access,
+    AsyncCudaResource,
+    BlockState,
+    DirectCudaResource,
+    GlobalDeviceBudget,
+    LaunchRecorder,
+    ManagedResource,
+    PinnedHostResource,
+    testing,
+)
+from cuglue.driver.protocol import CaptureMode, CaptureStatus
+from cuglue.errors import CaptureError, OutOfMemory
+
+MODES = list(CaptureMode)
+
+
+@contextmanager
+def capture(sim: Any, stream: Any, mode: CaptureMode = CaptureMode.RELAXED) -> Iterator[None]:
+    """The capture must be valid at its end, and the graph empty of memory nodes."""
+    sim.capture_begin(stream.ptr, mode)
+    yield
+    assert sim.capture_status(stream.ptr) is CaptureStatus.ACTIVE, "the capture was lost"
+    graph = sim.capture_end(stream.ptr)
+    assert sim.graph_memory_nodes(graph) == 0
+    sim.graph_destroy(graph)
+
+
+@pytest.fixture(params=[AsyncCudaResource, DirectCudaResource])
+def resource(request: pytest.FixtureRequest, sim: Any) -> Iterator[Any]:
+    made = request.param()
+    yield made
+    made._state.retire.drain()
+    made.reap_pending()
+    assert made.bytes_outstanding == 0
+    assert len(made._state.retire) == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_allocation_in_a_capture_is_refused(sim: Any, resource: Any, mode: CaptureMode) -> None:
+    stream = sim.Stream()
+    with capture(sim, stream, mode):
+        with testing.faults.counts() as counted, pytest.raises(CaptureError, match="graph_memory"):
+            resource.allocate(64, stream)
+        with sim.current_stream(stream), pytest.raises(CaptureError):
+            resource.malloc(64)
+        assert counted["malloc_async"] == 0
+
+
+def test_elsewhere_memory_is_to_be_had(sim: Any, resource: Any) -> None:
+    stream, other = sim.Stream(), sim.Stream()
+    with capture(sim, stream):
+        block = resource.allocate(64, other)
+        resource.deallocate(block)
+
+
+def test_report_M13_frees_wait_for_the_end_of_the_capture(
+    sim: Any, resource: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An array from before, dropped in the capture: a free node would fire at every replay."""
+    stream, other = sim.Stream(), sim.Stream()
+    with sim.current_stream(stream):
+        pointers = [resource.malloc(64) for _ in range(3)]
+    queue = resource._state.retire
+    with capture(sim, stream), caplog.at_level(logging.WARNING):
+        pointers.clear()
+        with sim.current_stream(other):
+            for _ in range(3):
+                del_me = resource.malloc(16)
+        del del_me
+        queue.run_forgotten()
+        assert queue.drain() == 0, "not a failure, and not yet its time"
+        assert {b.size for b in resource.live_blocks()} == {64}
+        assert len(queue) == 3
+    assert caplog.text == ""
+    with testing.trace(only={"free_async"}) as calls:
+        queue.drain()
+    assert [call.args[1] for call in calls if call.args[1] == stream.ptr] == [stream.ptr] * 3
+    assert resource.live_blocks() == []
+
+
+def test_deferred_frees_are_resumed_by_the_next_allocation(sim: Any, resource: Any) -> None:
+    stream, other = sim.Stream(), sim.Stream()
+    with sim.current_stream(stream):
+        pointer = resource.malloc(64)
+    with capture(sim, stream):
+        del pointer
+        resource._state.retire.run_forgotten()
+    with sim.current_stream(other):
+        first = resource.malloc(16)
+        del first
+        with testing.trace(only={"free_async"}) as calls:
+            second = resource.malloc(16)
+    assert [call.args[1] for call in calls] == [stream.ptr, other.ptr], "the older one first"
+    del second
+
+
+def test_an_explicit_free_is_refused_and_can_be_repeated(sim: Any, resource: Any) -> None:
+    stream = sim.Stream()
+    block = resource.allocate(64, stream)
+    with capture(sim, stream):
+        with pytest.raises(CaptureError, match="captures a graph"):
+            resource.deallocate(block)
+        assert block.state is BlockState.LIVE
+        assert resource.live_blocks() == [block]
+    resource.deallocate(block)
+
+
+def test_a_free_waits_for_a_user_that_captures(sim: Any) -> None:
+    resource = AsyncCudaResource()
+    home, user = sim.Stream(), sim.Stream()
+    block = resource.allocate(64, home)
+    resource.record_block_use(block, user)
+    with capture(sim, user):
+        with pytest.raises(CaptureError):
+            resource.deallocate(block)
+        assert block.state is BlockState.LIVE
+    resource.deallocate(block)
+    resource.reap_pending()
+
+
+def test_a_free_without_a_stream_of_its_own_waits(sim: Any, resource: Any) -> None:
+    """It would be covered by an event of the whole context, which no capture survives."""
+    capturing = sim.Stream()
+    record = cuglue.as_stream(capturing)
+    handle = sim.stream_create(0)
+    block = resource.allocate(64, handle)
+    sim.stream_destroy(handle)
+    with capture(sim, capturing):
+        with pytest.raises(CaptureError):
+            resource.deallocate(block)
+        with pytest.raises(CaptureError):
+            cuglue.as_stream(0).join_context()
+        with pytest.raises(CaptureError):
+            cuglue.as_stream(0).hold_context()
+        with pytest.raises(CaptureError):
+            cuglue.as_stream(0).wait_for(block.alloc_stream, block.write_seq)
+        with pytest.raises(CaptureError):
+            block.alloc_stream.synchronize()
+    assert not record.capturing
+    resource.deallocate(block)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_blocks_the_device_is_refused_while_a_stream_captures(sim: Any, mode: CaptureMode) -> None:
+    capturing = sim.Stream()
+    record = cuglue.as_stream(capturing)
+    resources: list[Any] = [DirectCudaResource(mode="sync"), PinnedHostResource(), ManagedResource()]
+    blocks = [resource.allocate(64) for resource in resources]
+    with capture(sim, capturing, mode):
+        assert record.state.capturing
+        for resource, block in zip(resources, blocks, strict=True):
+            with pytest.raises(CaptureError):
+                resource.allocate(64)
+            if isinstance(resource, PinnedHostResource):
+                resource.deallocate(block)
+                resource.reap_pending(block=False)
+                assert block.state is BlockState.RETIRED
+            else:
+                with pytest.raises(CaptureError):
+                    resource.deallocate(block)
+                assert block.state is BlockState.LIVE
+    assert not record.state.capturing
+    for resource, block in zip(resources, blocks, strict=True):
+        if block.state is BlockState.LIVE:
+            resource.deallocate(block)
+        resource.reap_pending()
+        assert resource.bytes_outstanding == 0
+
+
+def test_no_memory_while_a_stream_captures(sim: Any, resource: Any) -> None:
+    """The second attempt collects garbage and waits for nothing."""
+    capturing, other = sim.Stream(), sim.Stream()
+    record = cuglue.as_stream(capturing)
+    with capture(sim, capturing):
+        with testing.faults.fail("malloc_async", persistent=True), testing.faults.counts() as counted:
+            with pytest.raises(OutOfMemory) as caught:
+                resource.allocate(64, other)
+        assert not {"stream_synchronize", "device_synchronize", "pool_trim"} & set(counted)
+    report: Any = caught.value.report
+    assert "because a stream captures" in " ".join(report.tried)
+    assert not record.capturing
+
+
+def test_a_budget_makes_no_room_on_a_stream_that_captures(sim: Any) -> None:
+    budget = GlobalDeviceBudget(AsyncCudaResource(), 1000)
+    stream = sim.Stream()
+    keep = budget.allocate(900, stream)
+    with capture(sim, stream), pytest.raises((CaptureError, OutOfMemory)):
+        budget.allocate(50, stream)
+    assert budget.reserved_bytes == 900
+    budget.deallocate(keep)
+    budget.reap_pending()
+    assert budget.reserved_bytes == 0
+
+
+def test_uses_are_refused_before_anything_is_touched(sim: Any) -> None:
+    resource = AsyncCudaResource()
+    home, user = sim.Stream(), sim.Stream()
+    block = resource.allocate(64, home)
+    with capture(sim, user):
+        for call in (
+            lambda: resource.prepare_block_use(block.id, user, Access.WRITE),
+            lambda: LaunchRecorder(user).read(block).preflight(),
+            lambda: cuglue.use(block, user),
+        ):
+            with pytest.raises(CaptureError):
+                call()
+    assert block.write_stream.handle == home.ptr
+    assert block.reads is None
+    resource.deallocate(block)
+    resource.reap_pending()
