@@ -18,7 +18,7 @@ from .uses import TracksUses
 
 _RETIRED = BlockState.RETIRED
 _FREED = BlockState.FREED
-_REAP_ABOVE = 4096  # blocks of one stream waiting to be counted as free
+_REAP_ABOVE = 4096  # blocks waiting to be counted as free
 
 
 class AsyncCudaResource(SourceResource, TracksUses):
@@ -35,6 +35,7 @@ class AsyncCudaResource(SourceResource, TracksUses):
         """Make the resource; calls no driver. See :class:`DirectCudaResource` for the arguments."""
         super().__init__(device, device_ordinal, check=check, stream_pool=stream_pool)
         self._retired: deque[Any] = deque()  # blocks given back that the device may still have
+        self._reap_above = _REAP_ABOVE
 
     # --- accounting ---------------------------------------------------------------------------------------------
     # Counted when asked for: a counter would need a lock on every allocation, a deque's append needs none.
@@ -76,8 +77,9 @@ class AsyncCudaResource(SourceResource, TracksUses):
                 hint="Use DirectCudaResource, or a pool over it",
                 reason="async_memory",
             )
-        if len(self._retired) > _REAP_ABOVE:
+        if len(self._retired) > self._reap_above:
             self.reap_pending(block=False)
+            self._reap_above = max(_REAP_ABOVE, 2 * len(self._retired))  # the device is behind: look less often
 
     def _deallocate(self, block: Any) -> None:
         stream = self._release(block)
@@ -87,7 +89,7 @@ class AsyncCudaResource(SourceResource, TracksUses):
         block.reads = None
         block.write_stream, block.write_seq = stream, stream.submit()  # its last use is its free
         self._retired.append(block)
-        if len(self._retired) > _REAP_ABOVE:
+        if len(self._retired) > self._reap_above:
             self._ready = False  # the next allocation looks which of them are free
 
     # --- reap ---------------------------------------------------------------------------------------------------

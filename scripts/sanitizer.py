@@ -1,0 +1,114 @@
+"""Plant an out-of-bounds write and see that compute-sanitizer finds it over ``DirectCudaResource(mode="sync")``.
+
+    python scripts/sanitizer.py [--tool PATH]
+
+Runs three small programs under memcheck and prints a table for docs/gpu_runs.md: one element past the end of a
+1000-byte block over the synchronous resource (has to be found), the same program without the fault (has to be clean),
+and the fault over the driver's pool, whose memory lies in one large piece (what memcheck says there is written down, not
+judged). Exit 0: as expected; 1: not; 2: not run, because there is no device, no tool, or the machine refuses it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+FOUND = 86  # exit status of the tool when it found something
+#: What the tool prints where it cannot work: no permission, an unknown driver, a device shared in a way it refuses.
+REFUSALS = ("Unable to", "not supported", "Internal Sanitizer Error", "Failed to initialize", "permission")
+
+PROGRAM = """
+import cupy
+import cuglue
+
+KERNEL = cupy.RawKernel(
+    'extern "C" __global__ void poke(unsigned char* p, long long at) {{ p[at] = 1; }}', 'poke'
+)
+resource = cuglue.{resource}
+block = resource.allocate(1000)
+KERNEL((1,), (1,), (block.ptr, cupy.int64({offset})))
+cupy.cuda.Device().synchronize()
+resource.deallocate(block)
+resource.close()
+"""
+
+
+class Case(NamedTuple):
+    """One program under the tool. ``found``: whether it has to find something; None: either way."""
+
+    name: str
+    resource: str
+    offset: int
+    found: bool | None
+
+
+CASES = (
+    Case("no fault, synchronous", 'DirectCudaResource(mode="sync")', 999, False),
+    Case("1 byte past 1000, synchronous", 'DirectCudaResource(mode="sync")', 1000, True),
+    Case("1 byte past 1000, stream-ordered", "AsyncCudaResource()", 1000, None),
+)
+
+
+def run(tool: str, case: Case) -> tuple[str, str]:
+    """``(verdict, line of the tool)``; the verdict is found, clean, refused or crashed."""
+    program = PROGRAM.format(resource=case.resource, offset=case.offset)
+    environment = {**os.environ, "CUGLUE_DRIVER": "cuda", "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        [tool, "--tool=memcheck", f"--error-exitcode={FOUND}", sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment,
+        check=False,
+    )
+    said = done.stdout + done.stderr
+    lines = [
+        line for line in said.splitlines() if "Invalid" in line or any(word in line for word in REFUSALS)
+    ]
+    line = lines[0].strip() if lines else ""
+    if done.returncode == FOUND and "Invalid __global__ write" in said:
+        return "found", line
+    if done.returncode == 0:
+        return "clean", line
+    if any(word in said for word in REFUSALS):
+        return "refused", line
+    return "crashed", line or said.strip()[-200:]
+
+
+def main() -> int:
+    """Run the cases and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--tool", default=shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    )
+    options = parser.parse_args()
+    sys.path.insert(0, str(ROOT / "src"))
+    import cuglue
+
+    if not cuglue.is_cuda_available():
+        print("not run: no CUDA device", file=sys.stderr)
+        return 2
+    if not Path(options.tool).exists():
+        print(f"not run: no compute-sanitizer at {options.tool}", file=sys.stderr)
+        return 2
+    print("| program | memcheck | expected |\n|---|---|---|")
+    verdicts = []
+    for case in CASES:
+        verdict, line = run(options.tool, case)
+        expected = {True: "found", False: "clean", None: "either"}[case.found]
+        verdicts.append((verdict, expected))
+        print(f"| {case.name} | {verdict}{f': {line}' if line else ''} | {expected} |", flush=True)
+    if any(verdict == "refused" for verdict, _ in verdicts):
+        print("not run: the machine refuses the tool", file=sys.stderr)
+        return 2
+    return int(any(expected not in ("either", verdict) for verdict, expected in verdicts))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
