@@ -4,8 +4,8 @@
 
 Runs three small programs under memcheck and prints a table for docs/gpu_runs.md: one element past the end of a
 1000-byte block over the synchronous resource (has to be found), the same program without the fault (has to be clean),
-and the fault over the driver's pool, whose memory lies in one large piece (what memcheck says there is written down, not
-judged). Exit 0: as expected; 1: not; 2: not run, because there is no device, no tool, or the machine refuses it.
+and the fault over the driver's pool, whose memory lies in one large piece (what memcheck says there is written down,
+not judged). Exit 0: as expected; 1: not; 2: not run: there is no device, no tool, or the machine refuses it.
 """
 
 from __future__ import annotations
