@@ -48,7 +48,10 @@ class Part(NamedTuple):
     @property
     def twin(self) -> Part:
         """The same piece, mapped the other way."""
-        return self._replace(in_place=not self.in_place)
+        return Part(self.level, self.layer, not self.in_place)
+
+
+_WHOLE = Part()
 
 
 class Share:
@@ -147,7 +150,7 @@ class Backing(ABC):
             raise UsageError(
                 f"{self}", got="in_place=True", expected="an image: other memory is in place anyway"
             )
-        if part != Part():
+        if part != _WHOLE:
             raise UsageError(
                 f"{self}", got=f"level {part.level}, layer {part.layer}", expected="level 0, layer 0"
             )

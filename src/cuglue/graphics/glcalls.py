@@ -69,9 +69,7 @@ def checked(what: str) -> Iterator[Any]:
 
     pending = _take_errors(gl)
     if pending:
-        log.warning(
-            "OpenGL errors were pending before a call about %s: %s", what, ", ".join(map(error_name, pending))
-        )
+        warn_of_pending(what, pending)
     try:
         yield gl
     except gl.GLError as error:
@@ -85,6 +83,13 @@ def checked(what: str) -> Iterator[Any]:
     codes = _take_errors(gl)  # PyOpenGL's error checking may be switched off
     if codes:
         raise DriverError(what, code=codes[0], name=error_name(codes[0]), call="an OpenGL call")
+
+
+def warn_of_pending(what: str, codes: list[int]) -> None:
+    """Log errors that the application left pending before a call about ``what``."""
+    log.warning(
+        "OpenGL errors were pending before a call about %s: %s", what, ", ".join(map(error_name, codes))
+    )
 
 
 def error_name(code: int) -> str:

@@ -70,6 +70,8 @@ def require_context(wanted: ContextId | None = None) -> ContextId:
     Raises:
         NoContextError: none is current here (the message says which libraries were asked), or another one.
     """
+    if wanted is not None and _is_current(wanted):
+        return wanted
     found = current_context()
     if found is not None and wanted in (None, found):
         return found
@@ -96,6 +98,15 @@ def _ask() -> ContextId | None:
         if handle:
             return ContextId(api, display() or 0, handle)
     return None
+
+
+def _is_current(wanted: ContextId) -> bool:
+    """Whether :func:`_ask` would find ``wanted``; asked at every call, so it makes no record of the answer."""
+    for api, (display, context) in _getters.items():
+        handle = context()
+        if handle:
+            return api is wanted.api and handle == wanted.context and (display() or 0) == wanted.display
+    return False
 
 
 def _find_libraries() -> bool:

@@ -6,17 +6,16 @@ whether what it finds registers. Every function runs where a context is current 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import NotAllocatedError, UsageError
-from .glcalls import checked
+from .glquestions import Questions
 
 TEXTURE_2D = 0x0DE1
 RENDERBUFFER = 0x8D41
 _TARGET = 0x1006
-_WIDTH, _HEIGHT, _INTERNAL_FORMAT, _DEPTH, _SAMPLES = 0x1000, 0x1001, 0x1003, 0x8071, 0x9106
-_RB_WIDTH, _RB_HEIGHT, _RB_INTERNAL_FORMAT, _RB_SAMPLES = 0x8D42, 0x8D43, 0x8D44, 0x8CAB
+_LEVEL = 0x1000, 0x1001, 0x8071, 0x1003, 0x9106  # width, height, depth, internal format, samples
+_RENDERBUFFER = 0x8D42, 0x8D43, 0x8D44, 0x8CAB  # width, height, internal format, samples
 _BUFFER_SIZE = 0x8764
 _CUBE_MAP = 0x8513
 
@@ -63,13 +62,12 @@ def describe_buffer(name: int) -> int:
         NoContextError: no context is current on this thread.
     """
     what = f"buffer {name}"
-    with checked(what) as gl:
-        _require(bool(gl.glIsBuffer(name)), what, "glBindBuffer")
-        size = gl.GLint64()
-        gl.glGetNamedBufferParameteri64v(name, _BUFFER_SIZE, size)
-    if not size.value:
+    ask = Questions(what)
+    _require(ask.exists("glIsBuffer", name), what, "glBindBuffer")
+    size = ask.size("glGetNamedBufferParameteri64v", name, _BUFFER_SIZE)
+    if not size:
         raise _no_storage(what, "glNamedBufferStorage or glBufferData")
-    return int(size.value)
+    return size
 
 
 def describe_texture(name: int, target: int = TEXTURE_2D, level: int = 0) -> ImageInfo:
@@ -88,21 +86,17 @@ def describe_texture(name: int, target: int = TEXTURE_2D, level: int = 0) -> Ima
     what = f"texture {name}"
     if level < 0:
         raise UsageError(what, got=f"level {level}", expected="a level of 0 or more")
-    with checked(what) as gl:
-        _require(bool(gl.glIsTexture(name)), what, "glBindTexture")
-        found = _ask(gl, gl.glGetTextureParameteriv, name, _TARGET)
-        if found != target:
-            raise UsageError(
-                f"{what} has another target",
-                got=target_name(target),
-                expected=target_name(found),
-                hint=f"Pass target={target_name(found)}",
-            )
-
-        def of_level(parameter: int) -> int:
-            return _ask(gl, gl.glGetTextureLevelParameteriv, name, level, parameter)
-
-        info = ImageInfo(*map(of_level, (_WIDTH, _HEIGHT, _DEPTH, _INTERNAL_FORMAT, _SAMPLES)))
+    ask = Questions(what)
+    _require(ask.exists("glIsTexture", name), what, "glBindTexture")
+    (found,) = ask.numbers("glGetTextureParameteriv", name, parameters=(_TARGET,))
+    if found != target:
+        raise UsageError(
+            f"{what} has another target",
+            got=target_name(target),
+            expected=target_name(found),
+            hint=f"Pass target={target_name(found)}",
+        )
+    info = ImageInfo(*ask.numbers("glGetTextureLevelParameteriv", name, level, parameters=_LEVEL))
     if not info.width or not info.height:
         raise _no_storage(f"level {level} of {what}", "glTextureStorage2D or glTexImage2D")
     return info._replace(depth=6) if target == _CUBE_MAP else info
@@ -116,13 +110,11 @@ def describe_renderbuffer(name: int) -> ImageInfo:
         NoContextError: no context is current on this thread.
     """
     what = f"renderbuffer {name}"
-    with checked(what) as gl:
-        _require(bool(gl.glIsRenderbuffer(name)), what, "glBindRenderbuffer")
-
-        def of(parameter: int) -> int:
-            return _ask(gl, gl.glGetNamedRenderbufferParameteriv, name, parameter)
-
-        info = ImageInfo(of(_RB_WIDTH), of(_RB_HEIGHT), 1, of(_RB_INTERNAL_FORMAT), of(_RB_SAMPLES))
+    ask = Questions(what)
+    _require(ask.exists("glIsRenderbuffer", name), what, "glBindRenderbuffer")
+    numbers = ask.numbers("glGetNamedRenderbufferParameteriv", name, parameters=_RENDERBUFFER)
+    width, height, internal_format, samples = numbers
+    info = ImageInfo(width, height, 1, internal_format, samples)
     if not info.width or not info.height:
         raise _no_storage(what, "glNamedRenderbufferStorage")
     return info
@@ -135,12 +127,6 @@ def describe_image(name: int, target: int, level: int = 0) -> ImageInfo:
     if level:
         raise UsageError(f"renderbuffer {name}", got=f"level {level}", expected="level 0: it has no other")
     return describe_renderbuffer(name)
-
-
-def _ask(gl: Any, getter: Callable[..., object], *args: int) -> int:
-    value = gl.GLint()  # PyOpenGL allocates no result for these getters
-    getter(*args, value)
-    return int(value.value)
 
 
 def _require(exists: bool, what: str, bind: str) -> None:

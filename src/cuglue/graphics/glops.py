@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
+from ..core import process
 from ..errors import BusyError, ClosedError, WrongThreadError
 from .glcurrent import ContextId, ThreadRef, current_context, require_context
 from .glqueue import Posted, Queue, Request, check_process, drain, refuse, run
@@ -49,7 +50,7 @@ class GlOps(ABC):
 
     def __init__(self) -> None:
         self._queue: Queue = queue.SimpleQueue()
-        self._pid = os.getpid()
+        self._pid, self._process = os.getpid(), process.life
         self._closed = False
 
     # --- the three ways
@@ -101,7 +102,7 @@ class GlOps(ABC):
     @property
     def alive(self) -> bool:
         """False once closed, in a forked child, or when the thread is gone."""
-        return not self._closed and self._pid == os.getpid()
+        return not self._closed and self._process is process.life
 
     @abstractmethod
     def call(self, fn: Callable[..., T], *args: Any) -> T:
@@ -126,7 +127,7 @@ class GlOps(ABC):
     # --- shared
 
     def _check_alive(self) -> None:
-        check_process(self, self._pid)
+        check_process(self, self._process, self._pid)
         if not self.alive:
             raise self._gone()
 
@@ -175,8 +176,11 @@ class InlineOps(GlOps):
         self._owner, self._thread = threading.current_thread(), ThreadRef.current()
 
     def call(self, fn: Callable[..., T], *args: Any) -> T:
-        self._check_alive()
-        if threading.current_thread() is not self._owner:
+        here = threading.current_thread() is self._owner
+        # A thread that asks this lives, except while the interpreter ends: what follows is the look that costs more.
+        if not here or self._closed or self._process is not process.life or sys.is_finalizing():
+            self._check_alive()
+        if not here:
             raise self._wrong_thread("Call there, or make the context with gl.headless(thread='worker')")
         require_context(self._context_id)
         drain(self._queue, run)

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
+from ..core import process
 from ..errors import ClosedError, UsageError
 
 T = TypeVar("T")
@@ -96,14 +97,15 @@ Queue = queue.SimpleQueue[Request[Any] | Posted | None]
 
 def drain(items: Queue, each: Callable[[Request[Any] | Posted], None]) -> int:
     count = 0
-    while True:
+    while not items.empty():  # mostly it is, and an exception costs more than the question
         try:
             item = items.get_nowait()
         except queue.Empty:
-            return count
+            break  # somebody else was quicker
         if item is not None:
             each(item)
             count += 1
+    return count
 
 
 def run(item: Request[Any] | Posted) -> None:
@@ -116,9 +118,9 @@ def refuse(item: Request[Any] | Posted) -> None:
     )
 
 
-def check_process(who: object, pid: int) -> None:
-    """Refuse to use in a forked child what the parent made."""
-    if os.getpid() != pid:
+def check_process(who: object, life: object, pid: int) -> None:
+    """Refuse to use in a forked child what the parent, process ``pid`` with this ``process.life``, made."""
+    if life is not process.life:
         raise UsageError(
             f"{who} in a forked child",
             got=f"process {os.getpid()}",

@@ -43,6 +43,8 @@ class Life:
 
     def __init__(self, backing: Backing) -> None:
         self.backing = backing
+        # Asked at every map, and isinstance() asks an abstract class in Python.
+        self._opaque = backing if isinstance(backing, OpaqueBacking) else None
         self.name = f"CudaHandle(kind={backing.kind!r}, size={backing.size})"
         self._lock = threading.RLock()
         self._live: dict[Part, Share] = {}
@@ -84,14 +86,15 @@ class Life:
             self._leave_left_over()
             state = step(HANDLE, self._state, "map", self)
             share = self._live.get(part)
-            if not alias and isinstance(backing, OpaqueBacking):
+            opaque = self._opaque
+            if not alias and opaque is not None:
                 self._refuse_conflict(share, writable)
                 self._refuse_conflict(self._live.get(part.twin), writable)
             backing.check(part)
             if share is None:
                 share = backing.open(part, stream, load)
-            elif isinstance(backing, OpaqueBacking) and load and (alias or backing.volatile):
-                backing.refresh(share, stream)
+            elif opaque is not None and load and (alias or opaque.volatile):
+                opaque.refresh(share, stream)
             else:
                 with backing.state.ordering:
                     share.block.prepare(stream, Access.READ_WRITE if writable else Access.READ)
@@ -151,9 +154,9 @@ class Life:
             stream.refuse_capture("leave a map")
             with backing.state.ordering:
                 m.note_uses(stream, current)
-            if publish and m.writable and not m.published and isinstance(backing, OpaqueBacking):
+            if publish and m.writable and not m.published and self._opaque is not None:
                 try:
-                    backing.publish(share, stream)
+                    self._opaque.publish(share, stream)
                 except CaptureError:
                     raise  # nothing was tried
                 except CuglueError as error:

@@ -10,12 +10,12 @@ array interface, every stream of the device. The host never waits.
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from ..core import process
 from ..core.stream import Stream, as_stream
 from ..errors import ClosedError, CuglueError, UnsupportedError, UsageError
 from ..exchange.view import ArrayView
@@ -43,7 +43,7 @@ class CudaMap(MapUsers):
     that goes away (buffers) they must be dropped before the map is left.
     """
 
-    __slots__ = ("__weakref__", "_hidden", "_life", "_pid", "_state", "published", "writable")
+    __slots__ = ("__weakref__", "_hidden", "_life", "_process", "_state", "published", "writable")
 
     def __init__(self, life: Life, share: Share, stream: Stream, *, writable: bool, readonly: bool) -> None:
         """Made by a handle's ``map()`` and ``map_mut()``.
@@ -58,7 +58,7 @@ class CudaMap(MapUsers):
         super().__init__(share, stream, readonly=readonly)
         self._life = life
         self._state = MapState.LIVE
-        self._pid = os.getpid()
+        self._process = process.life
         self._hidden = False  # out of the caller's reach: nobody could have left it
         self.writable = writable
         self.published = False
@@ -250,7 +250,10 @@ class CudaMap(MapUsers):
         self._state = step(MAP, self._state, event, self)
 
     def __del__(self) -> None:
-        if getattr(self, "_state", MapState.RELEASED) is MapState.RELEASED or self._pid != os.getpid():
+        if (
+            getattr(self, "_state", MapState.RELEASED) is MapState.RELEASED
+            or self._process is not process.life
+        ):
             return
         if self._hidden or sys.is_finalizing():
             return

@@ -22,7 +22,7 @@ _UNANNOUNCED = ("torch", "numba", "jax", "warp", "pycuda")
 
 def unannounced_readers() -> bool:
     """Whether a library is loaded that may read the CUDA array interface on a stream that nobody names."""
-    return any(name in sys.modules for name in _UNANNOUNCED)
+    return not sys.modules.keys().isdisjoint(_UNANNOUNCED)
 
 
 class MapUsers(Exporter):
