@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import index
 from typing import Any, Self
 
 import numpy as np
 
+from .arguments import whole
 from .errors import LayoutError
 
 
@@ -223,18 +223,6 @@ def _unsupported(shape: tuple[int, ...], strides: tuple[int, ...], expected: str
         expected=expected,
         hint="Copy it into a row-major array first",
     )
-
-
-def whole(value: object) -> int | None:
-    """``value`` as an int if it is a whole number, NumPy's too; None for bools, floats and all else."""
-    if type(value) is int:
-        return value
-    if isinstance(value, bool):
-        return None
-    try:
-        return index(value)  # type: ignore[arg-type] # that is the question
-    except TypeError:
-        return None
 
 
 def integers(what: str, values: Iterable[Any]) -> tuple[int, ...]:

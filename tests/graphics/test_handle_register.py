@@ -66,6 +66,63 @@ def test_a_name_that_is_none(asked: list[Any], context: GlContext, register: Any
         register(name)
 
 
+@pytest.mark.parametrize("value", [1.0, float("nan"), "7", True, b"1", [1], object()], ids=repr)
+def test_what_is_no_target_device_format_size_ops_or_memory(
+    asked: list[Any], context: GlContext, value: Any
+) -> None:
+    buffer, texture = make_buffer(64), make_texture(8, 4)
+    for call in (
+        lambda: cuglue.register_buffer(buffer, device=value),
+        lambda: cuglue.register_buffer(buffer, ops=value),
+        lambda: cuglue.register_buffer(buffer, access=value),
+        lambda: cuglue.register_texture(texture, value),
+        lambda: cuglue.register_texture(texture, device=value),
+        lambda: cuglue.register_texture(texture, ops=value),
+        lambda: cuglue.register_texture(texture, memory=value),
+        lambda: cuglue.register_texture(texture, format="BGRA8", width=value),
+        lambda: cuglue.register_texture(texture, format="BGRA8", height=value),
+        lambda: cuglue.register_renderbuffer(make_renderbuffer(8, 4), memory=value),
+    ):
+        with pytest.raises(UsageError) as caught:
+            call()
+        assert caught.value.got is not None
+        assert caught.value.expected is not None
+    with pytest.raises((UsageError, UnsupportedError), match="format"):
+        cuglue.register_texture(texture, format=value)
+
+
+def test_numpy_integers_are_names_targets_devices_and_sizes(driver: Driver, context: GlContext) -> None:
+    texture = np.uint32(make_texture(8, 4))
+    options: dict[str, Any] = {"format": "BGRA8", "width": np.int64(8), "height": np.int16(4)}
+    target: Any = np.int64(GL.GL_TEXTURE_2D)
+    with cuglue.register_texture(texture, target, device=np.int32(0), **options) as handle:  # type: ignore[arg-type]
+        assert handle.shape == (4, 8, 4)
+        with handle.map(level=np.int64(0), layer=np.uint8(0), timeout=np.float32(1)) as m:  # type: ignore[arg-type]
+            assert m.shape == (4, 8, 4)
+        handle.record_write(np.int64(3))  # type: ignore[arg-type]
+    with cuglue.register_buffer(np.array(make_buffer(64))) as other:  # type: ignore[arg-type]
+        assert other.size == 64
+
+
+@pytest.mark.parametrize("value", [None, 1.0, float("nan"), "7", True, [1], -1, 2**32, 2**70], ids=repr)
+def test_what_is_no_level_layer_or_time(driver: Driver, context: GlContext, value: Any) -> None:
+    """OpenGL takes level 2**32 for level 0."""
+    with (
+        cuglue.register_texture(make_texture(8, 4, levels=2)) as texture,
+        cuglue.register_buffer(make_buffer(64)) as buffer,
+        trace(only={"graphics_map"}) as calls,
+    ):
+        for handle in (texture, buffer):
+            for map_ in (handle.map, handle.map_mut):
+                for options in ({"level": value}, {"layer": value}):
+                    with pytest.raises(UsageError):
+                        map_(**options)
+                if value is not None and not (type(value) in (int, float) and value > 0):
+                    with pytest.raises(UsageError, match="timeout"):
+                        map_(timeout=value)
+        assert list(calls) == []
+
+
 @pytest.mark.parametrize(
     "register", [cuglue.register_buffer, cuglue.register_texture, cuglue.register_renderbuffer]
 )

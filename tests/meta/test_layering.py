@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from source_tree import SRC, module_name, package_modules
 
-BASE = frozenset({"errors", "lifecycle", "layout", "formats", "format_table"})
+BASE = frozenset({"errors", "arguments", "lifecycle", "layout", "formats", "format_table"})
 DRIVER = BASE | {"driver.protocol", "driver.registry"}
 CORE = DRIVER | {"core"}
 EXCHANGE = CORE | {"exchange"}
@@ -29,7 +29,8 @@ ALL = COMMAND | {"driver", "testing", "tools"}
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "lifecycle": frozenset({"errors"}),
-    "layout": frozenset({"errors"}),
+    "arguments": frozenset({"errors"}),
+    "layout": frozenset({"errors", "arguments"}),
     "format_table": frozenset({"errors", "layout"}),
     "formats": frozenset({"errors", "layout", "format_table"}),
     "driver.protocol": BASE,

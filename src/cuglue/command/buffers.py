@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import whole, whole_of
 from ..core.block import BlockLife
 from ..core.stream import Stream
 from ..errors import ArgumentError, ClosedError, LayoutError, StorageHandleNotFound
 from ..exchange.view import ArrayView
-from ..layout import Layout, element, extents, integers, pitched, whole
+from ..layout import Layout, element, extents, integers, pitched
 from ..lifecycle import BlockState
 from .makers import partners_of
 from .operands import Operand, Place
@@ -118,11 +119,10 @@ class Buffer:
         Raises:
             LayoutError: (a ValueError) they are negative or more than there is.
         """
-        for value in (start, end):
-            if type(value) is not int or value < 0:
-                raise LayoutError(
-                    f"part of {self!r}", got=repr(value), expected="a number of bytes, 0 or more"
-                )
+        if type(start) is not int or type(end) is not int or start < 0 or end < 0:
+            what, expected = f"part of {self!r}", "a number of bytes, 0 or more"
+            start = whole_of(what, start, expected=expected, error=LayoutError)
+            end = whole_of(what, end, expected=expected, error=LayoutError)
         if start + end > self.nbytes:
             raise LayoutError(
                 f"part of {self!r}", got=f"{start} + {end} bytes left out", expected=f"at most {self.nbytes}"

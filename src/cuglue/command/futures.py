@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
+from ..arguments import seconds
 from ..core.event import Event
 from ..errors import CuglueError, DriverError
 
@@ -81,7 +82,7 @@ class Future(Generic[T]):
                     self._settle(error)
                 else:
                     self._settle(None)
-            elif not self._poll(timeout):
+            elif not self._poll(seconds("timeout", timeout)):
                 raise TimeoutError(f"the device is not done after {timeout} s")
         if self._error is not None:
             try:

@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from ..arguments import whole_of
 from ..core.device import DeviceState
 from ..errors import CuglueError, LayoutError, OutOfMemory
 
@@ -89,8 +90,7 @@ class HostPool:
 
         Ordering: may block in the driver when the pool grows.
         """
-        if type(nbytes) is not int or nbytes < 0:
-            raise LayoutError("host buffer", got=repr(nbytes), expected="a size in bytes, 0 or more")
+        nbytes = whole_of("host buffer", nbytes, expected="a size in bytes, 0 or more", error=LayoutError)
         ptr = self._pinned(capacity_of(nbytes), grow, reclaim) if nbytes else 0
         if not ptr:
             return np.empty(nbytes, np.uint8).view(HostBuffer)

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+from ..arguments import whole
 from ..driver.protocol import Driver, SimFunction
 from ..errors import LaunchError, UnsupportedError, UsageError
 from .signature import Parameter, signature
@@ -44,7 +45,8 @@ class Kernel:
             raise UsageError(
                 f"source of kernel {name!r}", got=type(source).__name__, expected="CUDA C++ as a str"
             )
-        if isinstance(options, str) or not all(isinstance(option, str) for option in options):
+        listed = isinstance(options, Sequence) and not isinstance(options, str)
+        if not listed or not all(isinstance(option, str) for option in options):
             raise UsageError(f"options of kernel {name!r}", got=repr(options), expected="a sequence of str")
         if sim is not None and not callable(sim):
             raise UsageError(f"sim of kernel {name!r}", got=repr(sim), expected="a function or None")
@@ -145,14 +147,10 @@ def dimensions(what: str, value: Any) -> Dimensions:
         x, y, z = value
         if type(x) is type(y) is type(z) is int and x >= 0 and y >= 0 and z >= 0:
             return value
-    full: tuple[int, ...] = ()
-    try:
-        listed = tuple(value) if isinstance(value, Sequence) else (value,)
-        if listed:
-            full = tuple(n.__index__() for n in listed) + (1,) * (3 - len(listed))
-    except (AttributeError, TypeError):
-        pass
-    if len(full) != 3 or min(full) < 0:
+    listed = tuple(value) if isinstance(value, Sequence) else (value,)
+    found = [n for n in map(whole, listed) if n is not None and n >= 0]
+    full = (*found, 1, 1)[: max(3, len(listed))]
+    if not found or len(found) != len(listed) or len(full) != 3:
         raise LaunchError(what, got=repr(value), expected="an int of 0 or more, or one to three of them")
     return full[0], full[1], full[2]
 

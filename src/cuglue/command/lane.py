@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, cast
 from weakref import WeakSet
 
+from ..arguments import whole_of
 from ..core.stream import Stream
 from ..driver.protocol import Access
 from ..errors import BufferTooBig, ResourceError, UnsupportedError, UsageError
@@ -85,8 +86,7 @@ class Lane:
             CaptureError: the stream captures a graph.
             ResourceError: still no memory.
         """
-        if type(nbytes) is not int or nbytes < 0:
-            raise UsageError("buffer", got=repr(nbytes), expected="a size in bytes, 0 or more")
+        nbytes = whole_of("buffer", nbytes, expected="a size in bytes, 0 or more")
         if nbytes == 0:
             return self._buffer(unallocated(self.stream), 0)
         state = self.stream.state

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+from ..arguments import whole_of
 from ..core.device import DeviceState
 from ..core.stream import Stream, as_stream
 from ..errors import DevicePoisoned, SeveralErrors, UsageError
@@ -104,9 +105,7 @@ class Lanes:
 
     def own(self, index: int) -> Stream:
         """One of the runtime's own streams: ``index`` modulo their number. Made at first use."""
-        if type(index) is not int or index < 0:
-            raise UsageError("stream of a runtime", got=repr(index), expected="an int of 0 or more")
-        slot = index % self.max_streams
+        slot = whole_of("stream of a runtime", index) % self.max_streams
         with self._lock:
             if slot not in self._own:
                 made = _OwnStream(self._state)

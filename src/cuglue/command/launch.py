@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..arguments import whole_of
 from ..errors import LaunchError
 from .kernels import Kernel, KernelContext, dimensions
 from .lane import Lane
@@ -45,7 +46,8 @@ def launch(
     """
     grid_, block_ = dimensions("grid", grid), dimensions("block", block)
     if type(shared) is not int or shared < 0:
-        raise LaunchError("shared memory", got=repr(shared), expected="a size in bytes, 0 or more")
+        expected = "a size in bytes, 0 or more"
+        shared = whole_of("shared memory", shared, expected=expected, error=LaunchError)
     known = isinstance(kernel, Kernel)
     name = kernel.name if known else getattr(kernel, "name", "kernel")
     values, spans, uses = bind(

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from ..arguments import whole_of
 from ..core.device import device_state
 from ..core.stream import Stream
 from ..driver.protocol import Driver
@@ -67,8 +68,10 @@ class Runtime(Owned):
         max_streams: int = 16,
         memory: MemoryConfiguration | Sequence[PoolLayout] | None = None,
     ) -> None:
-        if type(max_streams) is not int or max_streams < 1:
-            raise UsageError("max_streams", got=repr(max_streams), expected="an int of 1 or more")
+        max_streams = whole_of("max_streams", max_streams, 1)
+        device = whole_of("device", device, expected="an ordinal, an int of 0 or more")
+        if not isinstance(resource, DeviceMemoryResource | None):
+            raise UsageError("resource of a runtime", got=repr(resource), expected="a DeviceMemoryResource")
         self.driver = current_driver() if driver is None else open_driver(driver)
         self.device = device
         self._state = device_state(self.driver, device)
@@ -125,9 +128,7 @@ class Runtime(Owned):
     def buffer(self, nbytes: int) -> Buffer:
         """A buffer without memory, for ``Command.bind``."""
         self._check_open()
-        if type(nbytes) is not int or nbytes < 0:
-            raise UsageError("buffer", got=repr(nbytes), expected="a size in bytes, 0 or more")
-        return Buffer(self._place, nbytes)
+        return Buffer(self._place, whole_of("buffer", nbytes, expected="a size in bytes, 0 or more"))
 
     def read(
         self, buffer: Any, shape: Any = None, dtype: Any = "u1", stream: object = None
@@ -265,7 +266,7 @@ class _OwnPool(PoolResource):
     """The pool of a runtime, likewise: what it keeps goes back with the last buffer."""
 
     def __del__(self) -> None:
-        if getattr(self, "_pages", None) is not None and not self.closed:
+        if getattr(self, "_life", None) is not None and not self.closed:
             self._forgotten()
 
 

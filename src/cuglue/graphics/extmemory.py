@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from ..arguments import whole
 from ..core.block import Block
 from ..core.device import DeviceState
 from ..core.stream import Stream, as_stream
@@ -117,13 +118,12 @@ class ExternalMemory(Owned):
         Raises:
             LayoutError: it does not lie inside.
         """
-        whole = isinstance(offset, int) and isinstance(size, int | None)
-        if not whole or isinstance(offset, bool) or isinstance(size, bool):
+        start = whole(offset)
+        length = self.size - (start or 0) if size is None else whole(size)
+        if start is None or length is None:
             raise LayoutError(
                 f"a range of {self!r}", got=f"offset {offset!r}, size {size!r}", expected="ints of bytes"
             )
-        start: Any = offset
-        length: Any = self.size - start if size is None else size
         if start < 0 or length < 0 or start + length > self.size:
             raise LayoutError(
                 f"a range of {self!r}",

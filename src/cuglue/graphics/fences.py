@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..arguments import whole
 from ..core.block import BlockLife
 from ..core.device import DeviceState
 from ..core.stream import Stream, as_stream
@@ -33,9 +34,10 @@ def check_value(what: object, value: object, lowest: int = 0) -> int:
     Raises:
         UsageError: not an int, or out of range.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= LARGEST_VALUE:
+    number = whole(value)
+    if number is None or not lowest <= number <= LARGEST_VALUE:
         raise UsageError(f"{what}: value", got=repr(value), expected=f"an int of {lowest} to 2**64 - 1")
-    return value
+    return number
 
 
 class Fence(Owned):

@@ -7,11 +7,11 @@ Must not know maps.
 
 from __future__ import annotations
 
-import operator
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Literal
 
+from ..arguments import whole
 from ..core.device import DeviceState
 from ..driver.protocol import Driver, RegisterFlags
 from ..driver.registry import current_driver
@@ -66,8 +66,8 @@ def register_buffer(
         UnsupportedError: this driver or renderer cannot share memory.
         DriverError: the driver refused.
     """
-    _check_name("buffer", name)
-    if access not in _FLAGS:
+    name = _name("buffer", name)
+    if not isinstance(access, str) or access not in _FLAGS:
         raise UsageError("access", got=repr(access), expected=f"one of {', '.join(_FLAGS)}")
     return _register(ops, _open_buffer, name, access, device)
 
@@ -101,9 +101,12 @@ def register_texture(
         LayoutError: the texture cannot carry such an image.
         UsageError: another target than the texture has. Else as :func:`register_buffer`.
     """
-    _check_name("texture", name)
+    name, given = _name("texture", name), whole(target)
+    if given is None:
+        raise UsageError(f"target of texture {name}", got=repr(target), expected="a GL texture target")
+    _check_memory(memory)
     shown = carried(f"texture {name}", format, width, height)
-    return _register(ops, _open_image, name, target, shown, memory, device)
+    return _register(ops, _open_image, name, given, shown, memory, device)
 
 
 def register_renderbuffer(
@@ -114,7 +117,8 @@ def register_renderbuffer(
     device: int | None = None,
 ) -> CudaHandle:
     """Register a GL renderbuffer. Args, Ordering, Ownership, Raises: as for :func:`register_texture`."""
-    _check_name("renderbuffer", name)
+    name = _name("renderbuffer", name)
+    _check_memory(memory)
     return _register(ops, _open_image, name, RENDERBUFFER, Carried(), memory, device)
 
 
@@ -128,8 +132,8 @@ def register(obj: Any, **options: Any) -> CudaHandle:
 
     Ordering, Ownership, Raises: as there. ``obj`` is kept alive by the handle.
     """
-    name, kind = getattr(obj, "glo", None), type(obj).__name__
-    if not isinstance(name, int) or kind not in _OBJECTS:
+    name, kind = whole(getattr(obj, "glo", None)), type(obj).__name__
+    if name is None or kind not in _OBJECTS:
         raise UsageError(
             f"{obj!r}",
             got=kind,
@@ -159,19 +163,24 @@ _OBJECTS: dict[str, int | None] = {
 }
 
 
-def _check_name(kind: str, name: object) -> None:
-    try:
-        number = operator.index(name)  # type: ignore[arg-type] # that is the question
-    except TypeError:
-        number = 0
-    if isinstance(name, bool) or not 1 <= number <= _LARGEST_NAME:
+def _name(kind: str, name: object) -> int:
+    number = whole(name)
+    if number is None or not 1 <= number <= _LARGEST_NAME:
         raise UsageError(f"GL {kind} name", got=repr(name), expected=f"an int of 1 to {_LARGEST_NAME}")
+    return number
+
+
+def _check_memory(memory: object) -> None:
+    if not isinstance(memory, DeviceMemoryResource | None):
+        raise UsageError("memory of an image", got=repr(memory), expected="a DeviceMemoryResource, or None")
 
 
 # --- on the context's thread --------------------------------------------------------------------------------------
 
 
 def _register(ops: GlOps | None, open_: Callable[..., Life], *args: Any) -> CudaHandle:
+    if not isinstance(ops, GlOps | None):
+        raise UsageError("ops", got=repr(ops), expected="GlOps (a context's .ops), or None")
     driver = current_driver()
     where = ops or ops_here()
     return CudaHandle(where.call(open_, driver, where, *args))

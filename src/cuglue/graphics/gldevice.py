@@ -6,6 +6,7 @@ Owns the match between renderer and device, and the words for each way in which 
 
 from __future__ import annotations
 
+from ..arguments import whole_of
 from ..core.device import DeviceState, device_state
 from ..driver.protocol import Driver
 from ..errors import UnsupportedError
@@ -24,6 +25,10 @@ def device_of_context(driver: Driver, device: int | None, what: str) -> DeviceSt
         UnsupportedError: ``reason`` is "graphics_gl" (the driver has no OpenGL interop), "software_renderer",
             "device_mismatch" (another GPU, or another maker's, renders).
     """
+    if device is not None:
+        device = device_state(
+            driver, whole_of("device", device, expected="an ordinal, an int of 0 or more")
+        ).device
     if not driver.capabilities(device or 0).graphics_gl:
         raise UnsupportedError(
             f"registering {what}",

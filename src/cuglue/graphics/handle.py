@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import seconds, whole
 from ..core.stream import Stream, as_stream
 from ..errors import (
     ClosedError,
@@ -141,7 +142,7 @@ class CudaHandle(HandleMakers, Owned):
             TimeoutError: a recorded write was not done in time; nothing was queued.
             ClosedError, CaptureError, StreamMisuse, UsageError, DriverError: as they say; nothing is mapped.
         """
-        part = Part(level, layer, in_place)
+        part = self._part(level, layer, in_place)
         return self._map(stream, Wish(part, readonly=readonly, alias=alias, join=join), timeout)
 
     def map_mut(
@@ -164,7 +165,7 @@ class CudaHandle(HandleMakers, Owned):
 
         Ordering: only enqueues; so does leaving. Ownership, Raises: as for :meth:`map`.
         """
-        part = Part(level, layer, in_place)
+        part = self._part(level, layer, in_place)
         return self._map(stream, Wish(part, True, not overwrite, alias=alias, join=join), timeout)
 
     def try_map(self, stream: Any = None, **options: Any) -> CudaMap | None:
@@ -241,6 +242,12 @@ class CudaHandle(HandleMakers, Owned):
         writes = self._life.backing.writes
         return 0 if writes is None else writes.handed_back
 
+    def _part(self, level: object, layer: object, in_place: bool) -> Part:
+        level_, layer_ = whole(level), whole(layer)
+        if level_ is None or layer_ is None:
+            raise UsageError(f"{self!r}", got=f"level {level!r}, layer {layer!r}", expected="two ints")
+        return Part(level_, layer_, in_place)
+
     def _stream(self, stream: Any) -> Stream:
         if self._no_runtime is not None:
             raise MapUnavailableError(f"{self!r}", got=str(self._no_runtime), reason="no_runtime")
@@ -249,8 +256,8 @@ class CudaHandle(HandleMakers, Owned):
 
     def _map(self, stream: Any, wish: Wish, timeout: float | None) -> CudaMap:
         """Check what needs no device, then map where the object's calls run."""
-        if timeout is not None and not timeout >= 0:
-            raise UsageError(f"{self!r}: timeout", got=timeout, expected="0 or more seconds, or None")
+        if timeout is not None:
+            timeout = seconds(f"{self!r}: timeout", timeout)
         backing = self._life.backing
         if backing.readonly:
             if wish.writable:

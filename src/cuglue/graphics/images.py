@@ -31,6 +31,7 @@ from .planes import texel_of
 from .registration import GlRegistration
 
 TEXTURE_3D = 0x806F  # its slices lie in one array
+_LAST_LEVEL = 31  # more than any texture has; OpenGL would take 2**32 for 0
 
 
 class Copied:
@@ -224,8 +225,8 @@ class GlImage(ImageBacking, GlBacking):
         """Inherited. The driver itself would map the old storage of an image that was resized or deleted."""
         if not self.registration.mapped:
             self._check_base()
-        if part.level < 0:
-            raise UsageError(f"{self}", got=f"level {part.level}", expected="a level of 0 or more")
+        if not 0 <= part.level <= _LAST_LEVEL:
+            raise UsageError(f"{self}", got=f"level {part.level}", expected=f"a level of 0 to {_LAST_LEVEL}")
         if part.level and self._planes is not None:
             raise UsageError(
                 f"{self} holds a {self.format} image", got=f"level {part.level}", expected="level 0"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from ..arguments import whole
 from ..driver.protocol import ArrayInfo, TexelKind
 from ..errors import LayoutError, UnsupportedError, UsageError
 from ..formats import (
@@ -53,13 +54,18 @@ def carried(
     """What the caller says of an image.
 
     Raises:
-        UsageError: a size without a format that it is the size of.
+        UsageError: a size without a format that it is the size of, or what is no format or size.
         UnsupportedError: no such format.
     """
     found = by_name(format) if isinstance(format, str) else format
+    if not isinstance(found, Format | None):
+        raise UsageError(f"{what}: format", got=repr(format), expected="the name of a format, or a Format")
     if found is None and (width, height) != (None, None):
         raise UsageError(f"{what}", got="width or height", expected="a format that they are the size of")
-    return Carried(found, width, height)
+    sides = whole(width), whole(height)
+    if (sides[0] is None) != (width is None) or (sides[1] is None) != (height is None):
+        raise UsageError(f"{what}", got=f"{width!r} x {height!r} pixels", expected="two ints")
+    return Carried(found, *sides)
 
 
 def image_layout(found: Format, carried: Carried, texels: int, rows: int) -> ImageLayout:

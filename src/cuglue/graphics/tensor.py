@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from ..arguments import whole
 from ..driver.protocol import CopyKind
 from ..errors import BusyError, ClosedError, LayoutError, MapConflictError, UnsupportedError, UsageError
 from ..formats import Format, Packing, by_name, tight_geometry
@@ -265,7 +266,7 @@ def _size(shape: Sequence[int], format: Format) -> tuple[int, int]:
     if not format.channels:
         raise UnsupportedError(f"{format}: {format.reason}", reason="format", hint=format.way_out)
     sizes = tuple(shape)
-    good = all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in sizes)
+    good = None not in map(whole, sizes)
     if not good or len(sizes) not in (2, 3) or sizes[2:] not in ((), (format.channels,)):
         raise LayoutError(
             f"a {format} tensor",

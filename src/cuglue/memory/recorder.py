@@ -14,7 +14,7 @@ from weakref import ref
 from ..core.block import OPEN, BlockId, BlockLife
 from ..core.stream import Stream, as_stream
 from ..driver.protocol import Access
-from ..errors import CuglueError, StreamMisuse, raise_together
+from ..errors import ArgumentError, CuglueError, StreamMisuse, raise_together
 from ..lifecycle import BlockState
 from .lookup import block_behind, resource_of
 from .resource import DeviceMemoryResource
@@ -38,10 +38,11 @@ def use(thing: object, stream: object, access: Access = Access.READ_WRITE) -> No
     Ownership: keeps nothing alive but the stream.
 
     Raises:
-        StreamMisuse: nobody tracks that memory; no stream.
+        StreamMisuse: nobody tracks that memory; no stream. ArgumentError: no Access (a ValueError).
         CaptureError: one of the streams captures.
     """
-    access = Access(access)
+    if not isinstance(access, Access):
+        raise ArgumentError("access", got=repr(access), expected="Access.READ, WRITE or READ_WRITE")
     block = block_behind(thing)
     if block is None:
         if _is_empty(thing):

@@ -5,10 +5,11 @@ Owns the kinds of pool as values, and the check that they make sense. Must not k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from ...arguments import whole_of
 from ...errors import LayoutError
 from .spans import padded
 
@@ -135,6 +136,10 @@ class MemoryConfiguration:
         Raises:
             LayoutError: no pools, too many, or a pool whose sizes contradict each other (a ValueError).
         """
+        if not isinstance(layout, MemoryConfiguration | Iterable):
+            raise LayoutError(
+                "memory configuration", got=repr(layout), expected="a MemoryConfiguration, or a list of pools"
+            )
         given = layout if isinstance(layout, MemoryConfiguration) else cls(tuple(layout))
         if not given.pools:
             raise LayoutError("memory configuration", got="no pools", expected="one or more")
@@ -155,6 +160,5 @@ class MemoryConfiguration:
 
 
 def _size(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise LayoutError(name, got=repr(value), expected="an int of 1 or more")
+    value = whole_of(name, value, 1, error=LayoutError)
     return padded(value) if name != "dealloc_period" else value

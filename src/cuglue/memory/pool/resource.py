@@ -333,12 +333,8 @@ class PoolResource(Owned, PoolArrays):
         self._state.retire.forget(partial(_abandon, self._keeper))
 
     def __del__(self) -> None:
-        if (
-            sys.is_finalizing()
-            or getattr(self, "_pages", None) is None
-            or self.closed
-            or self._life is not process.life
-        ):
+        made_here = getattr(self, "_life", None) is process.life  # set last: no __init__ that failed has it
+        if sys.is_finalizing() or not made_here or self.closed:
             return
         if len(self._table):
             super().__del__()
