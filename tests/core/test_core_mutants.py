@@ -116,6 +116,26 @@ def test_records_of_dead_streams_go(sim: SimDriver) -> None:
         assert known == {}
 
 
+def test_a_number_that_another_thread_overtook_does_not_lower_the_count(streams: Any) -> None:
+    (a,) = streams(1)
+    numbers = a._count
+    overtaken = False
+
+    class Racing:
+        """Another thread submits between our number and our store."""
+
+        def __next__(self) -> int:
+            nonlocal overtaken
+            mine = next(numbers)
+            if not overtaken:
+                overtaken = True
+                assert a.submit() == mine + 1
+            return mine
+
+    a._count = Racing()
+    assert (a.submit(), a.seq) == (1, 2)
+
+
 # --- uses that go on --------------------------------------------------------------------------------------------
 
 
