@@ -115,5 +115,14 @@ if ! why=$($venv/bin/python scripts/probe.py gl 2>&1); then
     fi
 fi
 say "$why"
+
+# Two tests speak to the library as C programs do.
+if [ "$profile" != demo ] && ! command -v gcc >/dev/null 2>&1; then
+    if may_install; then
+        install_packages gcc libc6-dev || say "could not install gcc"
+    fi
+    command -v gcc >/dev/null 2>&1 || fail "no C compiler for the tests. To get one:
+       sudo apt-get install gcc libc6-dev"
+fi
 wanted "$profile" >$venv/setup-"$profile"
 say "ready"
