@@ -79,7 +79,9 @@ class AsyncCudaResource(SourceResource, TracksUses):
             )
         if len(self._retired) > self._reap_above:
             self.reap_pending(block=False)
-            self._reap_above = max(_REAP_ABOVE, 2 * len(self._retired))  # the device is behind: look less often
+            self._reap_above = max(
+                _REAP_ABOVE, 2 * len(self._retired)
+            )  # the device is behind: look less often
 
     def _deallocate(self, block: Any) -> None:
         stream = self._release(block)
