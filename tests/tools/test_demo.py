@@ -67,6 +67,14 @@ def test_bad_frame_count_is_refused(tmp_path):
     assert not (tmp_path / "x.png").exists()
 
 
+@pytest.mark.parametrize("out", ["missing/x.png", "x.nothing", "x", "."])
+def test_a_picture_that_cannot_be_written_is_refused_first(tmp_path, out):
+    command = [sys.executable, "-m", "cuglue", "demo", "--out", str(tmp_path / out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(r"--out: got .*, expected .*\n", done.stderr)
+
+
 def test_knot_is_closed_and_its_normals_point_out():
     vertices, triangles = scene.torus_knot(rings=60, sides=12)
     position, normal = vertices[:, :3], vertices[:, 3:]

@@ -66,11 +66,20 @@ class Table:
             print(f"  {label:<{width}}  {value}")
 
 
+def check_picture(path: Path) -> None:
+    """Refuse, before any work, a picture that could not be written."""
+    if path.suffix.lower() != ".png":
+        raise SystemExit(f"--out: got {str(path)!r}, expected the name of a .png file")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise SystemExit(f"--out: got {str(path)!r}, expected a file in a directory that can be written")
+
+
 def run(options: argparse.Namespace) -> int:
     """Run the demo; 0 if the texture holds what the kernel made."""
     width, height = parse_size(options.size)
     if options.frames < 0:
         raise SystemExit(f"--frames: got {options.frames}, expected 0 or more")
+    check_picture(options.out)
     # PyOpenGL picks its platform when first imported; this is our own program, so the choice is ours.
     os.environ.setdefault("PYOPENGL_PLATFORM", "egl")
     import cuglue
