@@ -235,6 +235,8 @@ def headless(
 ) -> GlContext:
     """Make an OpenGL 4.5 core context without a window, on the GPU that CUDA calls ``device``.
 
+    PyOpenGL finds newer functions in it only where ``PYOPENGL_PLATFORM=egl`` is set before OpenGL is first imported.
+
     Args:
         device: CUDA ordinal, matched against what each EGL device reports, never against EGL's own order. None:
             the software renderer. Where no EGL device knows CUDA, Mesa's surfaceless platform is used: see
