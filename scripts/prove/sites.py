@@ -29,7 +29,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "pin": ("pin", "unpin"),
     "publish": ("publish",),
     "lease": ("issue", "check_leave", "check_exportable", "own"),
-    "capture": ("refuse_capture",),
+    "capture": ("refuse_capture", "refuse_captures"),
     "state": ("step", "advance", "check_open"),
 }  # fmt: skip
 

@@ -33,6 +33,7 @@ NO_SITE = {
     },
     "core/retire.py": {"ready": "a question", "bytes_waiting": "a number"},
     "core/device.py": {
+        "capturing": "a question",
         "take_event": "its caller fails without the handle",
         "close_events": "the end of a driver: its caller compares inventories",
     },
