@@ -378,9 +378,7 @@ def main() -> int:
         print(f"{machine['device']}, Python {machine['python']}")
         costs, rates = on_cuda(missing)
     else:
-        print(
-            "no CUDA device here: our own host cost, graphics calls do nothing; no claim about a device"
-        )
+        print("no CUDA device here: our own host cost, graphics calls do nothing; no claim about a device")
         costs["simulated device"] = on_nothing()
         table("host cost, simulated device", "us", costs["simulated device"])
     for name, why in missing.items():
