@@ -89,6 +89,14 @@ def require_context(wanted: ContextId | None = None) -> ContextId:
     )
 
 
+def check_context() -> None:
+    """:func:`require_context` for whoever needs no answer: asks less, as often as OpenGL is asked."""
+    for _, context in _getters.values():
+        if context():
+            return
+    require_context()
+
+
 _getters: dict[WindowSystem, tuple[Any, Any]] = {}
 
 
@@ -137,9 +145,8 @@ _CANDIDATES: tuple[tuple[WindowSystem, tuple[str, ...], str, str], ...] = (
 
 
 def _getter(found: Any, name: str) -> Any:
-    function = getattr(found, name)
-    function.restype, function.argtypes = ctypes.c_void_p, ()
-    return function
+    # It reads a variable of the thread: no moment to let other Python threads run, at every GL call.
+    return ctypes.PYFUNCTYPE(ctypes.c_void_p)((name, found))
 
 
 def _loaded(name: str) -> Any:

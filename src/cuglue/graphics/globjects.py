@@ -15,6 +15,7 @@ TEXTURE_2D = 0x0DE1
 RENDERBUFFER = 0x8D41
 _TARGET = 0x1006
 _LEVEL = 0x1000, 0x1001, 0x8071, 0x1003, 0x9106  # width, height, depth, internal format, samples
+_FLAT_LEVEL = 0x1000, 0x1001, 0x1003  # width, height, internal format
 _RENDERBUFFER = 0x8D42, 0x8D43, 0x8D44, 0x8CAB  # width, height, internal format, samples
 _BUFFER_SIZE = 0x8764
 _CUBE_MAP = 0x8513
@@ -33,6 +34,8 @@ _TARGETS = {
     0x9102: "GL_TEXTURE_2D_MULTISAMPLE_ARRAY",
     RENDERBUFFER: "GL_RENDERBUFFER",
 }
+#: Targets whose levels have one slice and no samples.
+_FLAT = frozenset({TEXTURE_2D, 0x84F5, _CUBE_MAP})
 
 
 class ImageInfo(NamedTuple):
@@ -96,7 +99,12 @@ def describe_texture(name: int, target: int = TEXTURE_2D, level: int = 0) -> Ima
             expected=target_name(found),
             hint=f"Pass target={target_name(found)}",
         )
-    info = ImageInfo(*ask.numbers("glGetTextureLevelParameteriv", name, level, parameters=_LEVEL))
+    if target in _FLAT:  # every map asks, and OpenGL has one answer to the rest
+        numbers = ask.numbers("glGetTextureLevelParameteriv", name, level, parameters=_FLAT_LEVEL)
+        width, height, internal_format = numbers
+        info = ImageInfo(width, height, 1, internal_format, 0)
+    else:
+        info = ImageInfo(*ask.numbers("glGetTextureLevelParameteriv", name, level, parameters=_LEVEL))
     if not info.width or not info.height:
         raise _no_storage(f"level {level} of {what}", "glTextureStorage2D or glTexImage2D")
     return info._replace(depth=6) if target == _CUBE_MAP else info

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import DriverError, UnsupportedError
 from .glcalls import error_name, load_gl, warn_of_pending
-from .glcurrent import require_context
+from .glcurrent import check_context
 
 _SIGNATURES: dict[str, tuple[Any, ...]] = {  # result, then arguments
     "glGetError": (c_uint,),
@@ -50,7 +50,7 @@ class Questions:
     __slots__ = ("_functions", "_what")
 
     def __init__(self, what: str) -> None:
-        require_context()
+        check_context()
         self._what = what
         try:
             self._functions = functions = _find()

@@ -21,6 +21,8 @@ from .backings import Backing, OpaqueBacking, Part, Share
 from .mapping import CudaMap
 from .users import unannounced_readers
 
+_ENDED = (HandleState.CLOSING, HandleState.CLOSED, HandleState.TRANSFERRED)
+
 
 class Wish(NamedTuple):
     """What kind of map is asked for, in the words of :meth:`CudaHandle.map`; ``load``: copy the contents in."""
@@ -59,7 +61,7 @@ class Life:
     @property
     def closed(self) -> bool:
         """True once closed, also while live maps defer the end."""
-        return self._state in (HandleState.CLOSING, HandleState.CLOSED, HandleState.TRANSFERRED)
+        return self._state in _ENDED
 
     def check_open(self) -> None:
         """Raise ClosedError if the handle was closed."""
