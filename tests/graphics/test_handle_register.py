@@ -66,7 +66,9 @@ def test_a_name_that_is_none(asked: list[Any], context: GlContext, register: Any
         register(name)
 
 
-@pytest.mark.parametrize("value", [1.0, float("nan"), "7", True, b"1", [1], object()], ids=repr)
+@pytest.mark.parametrize(
+    "value", [1.0, float("nan"), "7", True, b"1", [1], object()], ids=lambda v: type(v).__name__
+)
 def test_what_is_no_target_device_format_size_ops_or_memory(
     asked: list[Any], context: GlContext, value: Any
 ) -> None:
