@@ -69,7 +69,7 @@ def test_what_is_no_int_is_refused(sim: SimDriver, value: Any) -> None:
     rt.close()
 
 
-@pytest.mark.parametrize("value", [1.5, "x", 7, True, object(), [1]], ids=repr)
+@pytest.mark.parametrize("value", [1.5, "x", 7, True, object(), [1]], ids=lambda v: type(v).__name__)
 def test_other_objects_than_asked_for_are_refused(sim: SimDriver, value: Any) -> None:
     refused(sim, lambda: Runtime(resource=value))
     refused(sim, lambda: Runtime(memory=value))
