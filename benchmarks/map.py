@@ -276,10 +276,10 @@ def copies(stream: Any) -> dict[str, Samples]:
         with gl.register_texture(texture(*geometry)) as handle, handle.map(stream) as m:
             image, linear, row = m.share.keep.image, m.device_ptr, m.row_bytes
             copier, array, rows, size = image_copier(where.state), image.array, m.rows, m.size
-            other = cupy.empty(size, "u1").data.ptr
+            other = cupy.empty(size, "u1")
 
-            def linear_copy(to: int = other, of: int = linear, size: int = size) -> None:
-                runtime.memcpyAsync(to, of, size, DEVICE_TO_DEVICE, stream.ptr)
+            def linear_copy(to: Any = other, of: int = linear, size: int = size) -> None:
+                runtime.memcpyAsync(to.data.ptr, of, size, DEVICE_TO_DEVICE, stream.ptr)
 
             def bare_in(to: int = linear, of: int = array, row: int = row, rows: int = rows) -> None:
                 runtime.memcpy2DFromArrayAsync(to, row, of, 0, 0, row, rows, DEVICE_TO_DEVICE, stream.ptr)
