@@ -15,7 +15,13 @@ from cuglue.errors import ClosedError, DriverError, NoContextError, UnsupportedE
 from cuglue.graphics import egl, glcontext, glcurrent
 from cuglue.graphics.egl import EglDevice
 from cuglue.graphics.glcontext import current, headless
-from cuglue.graphics.glcurrent import ContextId, WindowSystem, current_context
+from cuglue.graphics.glcurrent import (
+    ContextId,
+    WindowSystem,
+    check_context,
+    current_context,
+    require_context,
+)
 
 pytestmark = pytest.mark.gl
 
@@ -231,6 +237,34 @@ def test_every_window_system_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(glcurrent, "_getters", {WindowSystem.GLX: getters(0x11, 0x33)})
     with pytest.raises(NoContextError, match=r"got GLX context 0x33.*expected GLX context 0x22"):
         context.make_current()
+
+
+def test_a_context_is_told_apart_by_library_display_and_handle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nobody wants the record of it."""
+
+    def getters(display: int | None, context: int) -> tuple[Any, Any]:
+        return (lambda: display), (lambda: context)
+
+    wanted = ContextId(WindowSystem.GLX, 0x11, 0x22)
+    nothing = getters(0, 0)
+    same = {WindowSystem.EGL: nothing, WindowSystem.GLX: getters(0x11, 0x22)}
+    monkeypatch.setattr(glcurrent, "_getters", same)
+    assert require_context(wanted) == require_context() == wanted
+    check_context()
+    for others in (
+        {WindowSystem.EGL: nothing, WindowSystem.GLX: getters(0x12, 0x22)},
+        {WindowSystem.EGL: nothing, WindowSystem.GLX: getters(0x11, 0x23)},
+        {WindowSystem.EGL: getters(0x11, 0x22), WindowSystem.GLX: getters(0x11, 0x22)},
+        {WindowSystem.EGL: nothing, WindowSystem.GLX: getters(None, 0x22)},
+    ):
+        monkeypatch.setattr(glcurrent, "_getters", others)
+        with pytest.raises(NoContextError, match="another OpenGL context is current"):
+            require_context(wanted)
+        check_context()  # one is current, whichever
+    monkeypatch.setattr(glcurrent, "_getters", {WindowSystem.EGL: nothing, WindowSystem.GLX: nothing})
+    for ask in (check_context, lambda: require_context(wanted)):
+        with pytest.raises(NoContextError, match="no OpenGL context is current"):
+            ask()
 
 
 def test_asking_loads_no_library() -> None:
