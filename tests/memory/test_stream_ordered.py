@@ -13,7 +13,15 @@ import pytest
 from memory_tools import contents, fill, in_thread, new_stream
 
 import cuglue
-from cuglue import Access, AsyncCudaResource, BlockState, testing
+from cuglue import (
+    Access,
+    AsyncCudaResource,
+    BlockState,
+    DebugGuardResource,
+    PoolResource,
+    StatisticsResource,
+    testing,
+)
 from cuglue.core.block import BlockId
 from cuglue.driver.protocol import PER_THREAD_STREAM, CaptureMode
 from cuglue.driver.sim import SimDriver
@@ -867,3 +875,19 @@ def test_D4_random_programs_have_no_hazard(seed: int) -> None:
         assert accounting(resource) == (0, 0, 0)
         driver.device_synchronize(0)
         assert driver.hazards == []
+
+
+@pytest.mark.parametrize("layer", [lambda r: r, PoolResource, DebugGuardResource, StatisticsResource])
+@pytest.mark.parametrize("junk", [None, 5, "block", object()])
+def test_what_is_no_block_has_no_uses(driver: Any, layer: Any, junk: Any) -> None:
+    resource = layer(AsyncCudaResource())
+    block = resource.allocate(64)
+    with pytest.raises(UsageError, match="expected a block"):
+        resource.record_block_use(junk, None)
+    for call in resource.prepare_block_use, resource.finish_block_use, resource.cancel_block_use:
+        with pytest.raises(StreamMisuse, match="expected a BlockId"):
+            call(junk, None, Access.READ)
+        with pytest.raises(DriverError, match="device 7"):
+            call(block.id._replace(device_ordinal=7), None, Access.READ)
+    resource.deallocate(block)
+    resource.close()

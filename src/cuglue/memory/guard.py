@@ -24,9 +24,10 @@ from ..lifecycle import BlockState
 from .adaptor import Adaptor
 from .block import LARGEST, DeviceBlock, as_size
 from .misuse import MemoryMisuseWarning, Misuse
-from .resource import DeviceMemoryResource
+from .resource import DeviceMemoryResource, check_block
 from .streams import refuge
 from .table import BlockTable
+from .uses import check_block_id
 
 CANARY = 0xCA
 FRESH = 0xCB  # of memory handed out and not written yet
@@ -293,26 +294,29 @@ class DebugGuardResource(Adaptor):
         return host
 
     # --- uses ---------------------------------------------------------------------------------------------------
-    def _below(self, block: BlockId) -> BlockId:
+    def _below(self, block: BlockId, call: str) -> BlockId:
         """The id of the block below the one that the user means."""
+        check_block_id(self, block, call)
         inner = self._inner[self._table.find(block).generation]
         return BlockId(inner.ptr, inner.generation, inner.stream.id, inner.device_id)
 
     def record_block_use(self, block: Any, stream: object) -> None:
         """Inherited."""
-        self.upstream.record_block_use(self._inner[self._table.find(block.id).generation], stream)
+        self.upstream.record_block_use(
+            self._inner[self._table.find(check_block(block).id).generation], stream
+        )
 
     def prepare_block_use(self, block_id: BlockId, stream: object, access: Access) -> None:
         """Inherited."""
-        self.upstream.prepare_block_use(self._below(block_id), stream, access)
+        self.upstream.prepare_block_use(self._below(block_id, "prepare_block_use"), stream, access)
 
     def finish_block_use(self, block_id: BlockId, stream: object, access: Access) -> None:
         """Inherited."""
-        self.upstream.finish_block_use(self._below(block_id), stream, access)
+        self.upstream.finish_block_use(self._below(block_id, "finish_block_use"), stream, access)
 
     def cancel_block_use(self, block_id: BlockId, stream: object, access: Access) -> None:
         """Inherited."""
-        self.upstream.cancel_block_use(self._below(block_id), stream, access)
+        self.upstream.cancel_block_use(self._below(block_id, "cancel_block_use"), stream, access)
 
     def live_blocks(self) -> list[BlockLife]:
         """Inherited."""

@@ -13,7 +13,7 @@ from ..core.device import DeviceState
 from ..core.stream import Stream
 from ..driver.protocol import Access
 from ..errors import StreamMisuse
-from .resource import LayeredResource
+from .resource import DeviceMemoryResource, LayeredResource, check_block
 from .source import wrong_device
 from .table import BlockTable
 from .tickets import Tickets
@@ -55,7 +55,7 @@ class TracksUses(LayeredResource):
 
     def record_block_use(self, block: Any, stream: object) -> None:
         """Inherited."""
-        user, found = self._used(block.id, stream, "record_block_use")
+        user, found = self._used(check_block(block).id, stream, "record_block_use")
         self._uses.note(found, user)
 
     @property
@@ -66,8 +66,18 @@ class TracksUses(LayeredResource):
             return self._tickets
 
     def _used(self, block_id: BlockId, stream: object, call: str) -> tuple[Stream, BlockLife]:
-        if not isinstance(block_id, BlockId):
-            raise StreamMisuse(call, got=repr(block_id), expected="a BlockId: give block.id")
-        if block_id.device_ordinal not in (self.device_ordinal, self.device):
-            raise wrong_device(self, block_id.device_ordinal, call)
+        check_block_id(self, block_id, call)
         return self._stream(stream), self._table.find(block_id)
+
+
+def check_block_id(resource: DeviceMemoryResource, block_id: object, call: str) -> None:
+    """Refuse what is no id, or one of another device.
+
+    Raises:
+        StreamMisuse: no :class:`BlockId`.
+        DriverError: another device.
+    """
+    if not isinstance(block_id, BlockId):
+        raise StreamMisuse(call, got=repr(block_id), expected="a BlockId: give block.id")
+    if block_id.device_ordinal not in (resource.device_ordinal, resource.device):
+        raise wrong_device(resource, block_id.device_ordinal, call)
