@@ -18,7 +18,9 @@ from cuglue import (
     DebugGuardResource,
     DirectCudaResource,
     GlobalDeviceBudget,
+    ManagedResource,
     MemoryMisuseWarning,
+    PinnedHostResource,
     StatisticsResource,
     testing,
 )
@@ -282,3 +284,20 @@ def test_without_poison_and_canaries(driver: Any) -> None:
 def test_bad_options(driver: Any, bad: Any) -> None:
     with pytest.raises(LayoutError):
         DebugGuardResource(DirectCudaResource(), **bad)
+
+
+@pytest.mark.parametrize("make", [PinnedHostResource, ManagedResource])
+def test_memory_of_the_host_is_guarded_too(driver: Any, make: Any) -> None:
+    guard = DebugGuardResource(make())
+    fine, broken, late = guard.allocate(100), guard.allocate(100), guard.allocate(100)
+    guard.check()
+    guard.deallocate(fine)
+    fill(Span(broken.ptr + 100, 1), 0, None)
+    with pytest.raises(OutOfBounds):
+        guard.deallocate(broken)
+    guard.deallocate(late)
+    fill(Span(late.ptr, 1), 0, None)
+    with pytest.warns(MemoryMisuseWarning, match="use after free"):
+        guard.flush()
+    guard.close()
+    assert guard.bytes_outstanding == 0

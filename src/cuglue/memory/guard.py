@@ -14,16 +14,16 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..core.block import BlockId, BlockLife
 from ..core.stream import Stream
-from ..driver.protocol import Access, CopyKind
+from ..driver.protocol import Access
 from ..errors import CuglueError, LayoutError, OutOfMemory, UseAfterFree
 from ..lifecycle import BlockState
 from .adaptor import Adaptor
 from .block import LARGEST, DeviceBlock, as_size
 from .misuse import MemoryMisuseWarning, Misuse
+from .readback import read_back
 from .resource import DeviceMemoryResource, check_block
 from .streams import refuge
 from .table import BlockTable
@@ -33,8 +33,6 @@ CANARY = 0xCA
 FRESH = 0xCB  # of memory handed out and not written yet
 FREED = 0xDD  # of memory given back
 _MOST_EXTRA = 1 << 20
-
-Bytes = npt.NDArray[np.uint8]
 
 
 class _Guarded(NamedTuple):
@@ -253,10 +251,7 @@ class DebugGuardResource(Adaptor):
         """Whether a canary is broken; ``stream`` comes after all uses."""
         outer, inner = guarded
         front = outer.ptr - inner.ptr
-        before = self._read(inner.ptr, front, stream)
-        after = self._read(outer.ptr + outer.size, self._canary, stream)
-        stream.submit()
-        stream.synchronize()
+        before, after = read_back(stream, (inner.ptr, front), (outer.ptr + outer.size, self._canary))
         wrong = [
             *(np.flatnonzero(before != CANARY) - front)[-1:],
             *(np.flatnonzero(after != CANARY) + outer.size)[:1],
@@ -272,9 +267,7 @@ class DebugGuardResource(Adaptor):
         if not stream.nameable():
             stream = refuge(stream.state)
             stream.join_context()
-        body = self._read(outer.ptr, outer.size, stream)
-        stream.submit()
-        stream.synchronize()
+        (body,) = read_back(stream, (outer.ptr, outer.size))
         wrong = np.flatnonzero(body != FREED)
         return self._misuse("use after free", outer, int(wrong[0])) if wrong.size else None
 
@@ -286,12 +279,6 @@ class DebugGuardResource(Adaptor):
     def _fill(self, ptr: int, value: int, nbytes: int, stream: Stream) -> None:
         if nbytes:
             self.driver.fill_async(ptr, value, nbytes, stream.handle)
-
-    def _read(self, ptr: int, nbytes: int, stream: Stream) -> Bytes:
-        host: Bytes = np.zeros(nbytes, np.uint8)
-        if nbytes:
-            self.driver.copy_async(host.ctypes.data, ptr, nbytes, CopyKind.D2H, stream.handle)
-        return host
 
     # --- uses ---------------------------------------------------------------------------------------------------
     def _below(self, block: BlockId, call: str) -> BlockId:
