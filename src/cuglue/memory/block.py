@@ -6,7 +6,7 @@ Owns :class:`DeviceBlock` and the check of a size. Must not know any resource.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from ..core.block import Block, BlockLife
@@ -92,6 +92,17 @@ class DeviceBlock(Block):
     def align(self) -> int:
         """Bytes that :attr:`ptr` is a multiple of."""
         return alignment(self)
+
+
+class UnderBlock(DeviceBlock):
+    """Memory below the blocks of another layer, which gives it back itself, also after its resource was closed."""
+
+    __slots__ = ()
+
+
+def handed_out(blocks: Iterable[BlockLife]) -> list[DeviceBlock]:
+    """Those that a caller of ``allocate`` has to give back: no memory of arrays, nor below another layer."""
+    return [b for b in blocks if isinstance(b, DeviceBlock) and not (isinstance(b, UnderBlock) or b.PLAIN)]
 
 
 def alignment(block: BlockLife) -> int:

@@ -15,13 +15,15 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from ..core import process
 from ..core.block import BlockId, BlockLife
+from ..core.device import device_state
 from ..core.stream import Stream
 from ..driver.protocol import Access
-from ..errors import CuglueError, LayoutError, OutOfMemory, UseAfterFree
+from ..errors import CuglueError, LayoutError, OutOfBounds, OutOfMemory, UseAfterFree, raise_together
 from ..lifecycle import BlockState
 from .adaptor import Adaptor
-from .block import LARGEST, DeviceBlock, as_size
+from .block import LARGEST, UnderBlock, as_size, handed_out
 from .misuse import MemoryMisuseWarning, Misuse
 from .readback import read_back
 from .resource import DeviceMemoryResource, check_block
@@ -81,6 +83,7 @@ class DebugGuardResource(Adaptor):
         self._quarantine: deque[tuple[float, _Guarded]] = deque()
         self._leaving: deque[_Guarded] = deque()  # given back to upstream, maybe not free yet
         self._lock = threading.RLock()
+        self._life = process.life
         self.reports: list[Misuse] = []
 
     # --- allocate -----------------------------------------------------------------------------------------------
@@ -91,12 +94,12 @@ class DebugGuardResource(Adaptor):
         alignment = stream.state.capabilities.alignment
         front = -(-self._canary // alignment) * alignment
         try:
-            inner = self._take(front + nbytes + self._canary, stream, tag, DeviceBlock)
+            inner = self._take(front + nbytes + self._canary, stream, tag, UnderBlock)
         except OutOfMemory:
             if not self._quarantine:
                 raise
             self.flush()
-            inner = self._take(front + nbytes + self._canary, stream, tag, DeviceBlock)
+            inner = self._take(front + nbytes + self._canary, stream, tag, UnderBlock)
         try:
             self._fill(inner.ptr, CANARY, front, stream)
             self._fill(inner.ptr + front + nbytes, CANARY, self._canary, stream)
@@ -219,14 +222,36 @@ class DebugGuardResource(Adaptor):
                 self._leaving.append(guarded)
 
     def close(self) -> None:
-        """Inherited. Ends the quarantine first."""
+        """Close what lies below, after giving it back what is live and what is held back. Closing again does nothing.
+
+        Memory of living arrays is given back when they die.
+
+        Raises:
+            OutOfBounds: a canary of a block that was live is broken; the guard is closed all the same.
+        """
+        if self._life is not process.life:
+            return self.upstream.close()  # a forked child: everything belongs to the parent
+        if len(self._table):  # some of it is of arrays that are dead already
+            device_state(self.driver, self.device).retire.run_forgotten()
+        held = handed_out(self._table)
+        misuses: list[BaseException] = []
+        for block in held:
+            try:
+                self._deallocate(block)
+            except OutOfBounds as error:
+                misuses.append(error)
+        self._most_bytes, self._most_age = -1, 0.0  # what comes back from now on is held back no longer
         self.flush()
         self.upstream.close()
         self._follow()
-        for outer in self._table:
-            inner = self._inner.get(outer.generation)
-            if isinstance(outer, DeviceBlock) and inner is not None:
-                outer.state = inner.state  # upstream has freed what was live, and said so
+        if held:
+            tags = ", ".join(sorted({block.tag for block in held}))
+            warnings.warn(
+                f"{self!r} closed with {len(held)} blocks live (tags: {tags}; freed now)",
+                ResourceWarning,
+                stacklevel=2,
+            )
+        raise_together(f"closing {self!r}", misuses)
 
     # --- looking ------------------------------------------------------------------------------------------------
     def check(self) -> None:

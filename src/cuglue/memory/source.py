@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +31,7 @@ from ..errors import (
 )
 from ..lifecycle import BlockState, Owned
 from . import report
-from .block import LARGEST, DeviceBlock
+from .block import LARGEST, UnderBlock, handed_out
 from .cupy_plug import cupy_error
 from .resource import LayeredResource, living_resources
 from .stream_pool import StreamPool
@@ -281,22 +282,28 @@ class SourceResource(Owned, LayeredResource):
 
     # --- closing ------------------------------------------------------------------------------------------------
     def _close(self) -> None:
-        """Free every block still live, then say which those were. Memory of living arrays stays until they die."""
+        """Free every block still live, then say which those were.
+
+        Memory of living arrays stays until they die, memory below another layer until that gives it back.
+        """
         if self._known_state is not None:
             self._known_state.retire.run_forgotten()  # the memory of arrays that are dead already
-        held = [b for b in self._table if isinstance(b, DeviceBlock)]
-        arrays = len(self._table) - len(held)
+        live = list(self._table)
+        held = handed_out(live)
+        under = sum(isinstance(b, UnderBlock) for b in live)
+        arrays = len(live) - len(held) - under
         errors: list[BaseException] = []
         for block in held:
             self._attempt(lambda block=block: self._deallocate(block), errors)  # type: ignore[misc]
         self._attempt(self.reap_pending, errors)
         raise_together(f"closing {self!r}", errors)
         self._ready = False
-        if held or arrays:
+        if held or arrays or under:
             tags = ", ".join(sorted({b.tag for b in held})) or "none"
+            layers = f" and {under} held by layers over it (freed when they let go)" if under else ""
             warnings.warn(
                 f"{self!r} closed with {len(held)} blocks live (tags: {tags}; freed now) and "
-                f"{arrays} in use by CuPy arrays (freed with them)",
+                f"{arrays} in use by CuPy arrays (freed with them){layers}",
                 ResourceWarning,
                 stacklevel=4,
             )
@@ -313,8 +320,11 @@ class SourceResource(Owned, LayeredResource):
             self._state.retire.forget(lambda block=block: self._deallocate(block))  # type: ignore[misc]
 
     def __del__(self) -> None:
-        if len(getattr(self, "_table", ())):
-            super().__del__()
+        if not len(getattr(self, "_table", ())):
+            return
+        if self.closed and self._life is process.life and not sys.is_finalizing():
+            self._forgotten()  # what a layer held, which is garbage too
+        super().__del__()
 
 
 def wrong_device(resource: object, given: int, call: str) -> DriverError:

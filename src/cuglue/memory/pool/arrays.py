@@ -10,6 +10,7 @@ import threading
 from abc import abstractmethod
 from typing import Any
 
+from ...core.block import BlockLife
 from ...core.stream import Stream
 from ...lifecycle import BlockState
 from ..block import DeviceBlock
@@ -38,8 +39,10 @@ class PoolArrays(PoolFigures):
     def _take_in(self, block: Any) -> None:
         """Take a block back."""
 
-    def block_in(self, memory: Any) -> ArrayBlock:
+    def block_in(self, memory: Any) -> BlockLife:
         """The block behind an array's memory: made at the first question, the same one from then on."""
+        if isinstance(memory, BlockLife):  # with a layout, an array's memory is its block
+            return memory
         return self._block_of(memory.span)
 
     def _block_of(self, span: Span) -> ArrayBlock:

@@ -31,7 +31,7 @@ from ...errors import (
     UsageError,
 )
 from ...lifecycle import BlockState, Owned
-from ..block import LARGEST, as_size
+from ..block import LARGEST, as_size, handed_out
 from ..cupy_plug import cupy_types, make_malloc
 from ..resource import DeviceMemoryResource
 from ..source import wrong_device
@@ -300,7 +300,7 @@ class PoolResource(Owned, PoolArrays):
 
     def _close(self) -> None:
         self._state.retire.run_forgotten()
-        blocks = [block for block in self._table if not isinstance(block, ArrayBlock) and block.HELD]  # type: ignore[attr-defined]
+        blocks = handed_out(self._table)
         tags = ", ".join(sorted({block.tag for block in blocks})) or "none"
         for block in blocks:
             self._deallocate(block)
@@ -308,8 +308,10 @@ class PoolResource(Owned, PoolArrays):
         self.homes.fast.clear()
         self._keeper.trim()
         arrays = [span for span, _ in self._keeper.live_spans()]
-        for span in arrays:
-            self._block_of(span)  # so that it comes back here, not into a bin that nobody looks into
+        if self._plans is None:
+            for span in arrays:
+                if span.ptr not in self._spans:
+                    self._block_of(span)  # so that it comes back here, not into a bin that nobody looks into
         if not arrays:
             self.upstream.close()
         if blocks or arrays:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...core.stream import Stream
 from ...errors import OutOfMemory, PoolCapacityExceeded
-from ..block import DeviceBlock
+from ..block import UnderBlock
 from ..resource import DeviceMemoryResource, entry
 from .expandable import ExpandableCudaResource
 from .spans import Page, Span
@@ -70,7 +70,7 @@ class Upstream:
         if not claimed:
             self._claim(page.nbytes)
         try:
-            source: Any = self._allocate(page.nbytes, stream, _TAG, DeviceBlock)
+            source: Any = self._allocate(page.nbytes, stream, _TAG, UnderBlock)
         except BaseException:
             if not claimed:
                 self._release(page.nbytes)
