@@ -439,3 +439,45 @@ def test_in_a_capture_nothing_is_waited_for_by_a_budget() -> None:
         driver.graph_destroy(driver.capture_end(stream.ptr))
         budget.deallocate(keep)
         budget.reap_pending()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_report_M24_threads_near_the_limit_wait_for_each_others_frees(driver: Any, nested: bool) -> None:
+    """Four threads with a block each fit, always: what is in the way is pending."""
+    budget = GlobalDeviceBudget(AsyncCudaResource(), 4 * K)
+    outer = GlobalDeviceBudget(budget, 4 * K) if nested else budget
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        stream = new_stream()
+        try:
+            for _ in range(60):
+                outer.deallocate(outer.allocate(K, stream))
+        except BaseException as error:  # noqa: BLE001 - shown below
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [str(error) for error in failed] == []
+    outer.reap_pending()
+    assert (budget.reserved_bytes, outer.reserved_bytes) == (0, 0)
+
+
+def test_B29_a_look_that_fails_is_followed_by_the_wait() -> None:
+    with cuglue.use_driver(SimDriver()):
+        budget = GlobalDeviceBudget(AsyncCudaResource(), K)
+        stream = new_stream()
+        budget.deallocate(budget.allocate(K, stream))
+        with testing.faults.fail("event_query") as looks:
+            block = budget.allocate(K, stream)
+        assert looks.raised == 1
+        budget.deallocate(block)
+        with testing.faults.fail("event_query", persistent=True):
+            with testing.faults.fail("stream_synchronize", persistent=True):
+                with pytest.raises(OutOfBudget) as caught:
+                    budget.allocate(K, stream)
+        assert isinstance(caught.value.__cause__, DriverError)
+        budget.close()

@@ -25,6 +25,7 @@ from .resource import BudgetSnapshot, DeviceMemoryResource
 
 _NOT_FREE_YET = (BlockState.RETIRED, BlockState.QUARANTINED)
 _SETTLE_ABOVE = 4096  # blocks given back and still charged
+_MOST_WAITS = 64  # for pending frees, while other threads take the room each time
 
 
 class GlobalDeviceBudget(Adaptor):
@@ -49,6 +50,7 @@ class GlobalDeviceBudget(Adaptor):
         self._ledger: dict[int, int] = {}  # by generation: the bytes charged for a live block
         self._pending: deque[tuple[Any, int]] = deque()  # given back and still charged
         self._settle_at = _SETTLE_ABOVE
+        self._settling = threading.RLock()  # who goes through what is pending; others only append
         self._returned: deque[int] = deque()  # of reservations that were dropped; finalisers append
 
     def __repr__(self) -> str:
@@ -138,21 +140,34 @@ class GlobalDeviceBudget(Adaptor):
             raise self._refusal(nbytes)
         if self._try_claim(nbytes):
             return
-        self._look()
+        try:
+            self._look()
+        except CuglueError:
+            pass  # waiting for it, below, says what is wrong
         if self._try_claim(nbytes):
             return
         gc.collect()  # arrays in cycles; no lock is held
         failed: CuglueError | None = None
         try:
-            device_state(self.driver, self.device).retire.run_forgotten()
-            self.upstream.reap_pending()
-        except CuglueError as error:
-            failed = error
-        try:
-            if not self._try_claim(nbytes):
-                raise self._refusal(nbytes) from failed
+            for _ in range(_MOST_WAITS):
+                try:
+                    device_state(self.driver, self.device).retire.run_forgotten()
+                    self.upstream.reap_pending()
+                except CuglueError as error:
+                    failed = error
+                if self._try_claim(nbytes):
+                    return
+                if failed is not None or not self._outrun(nbytes):
+                    break
+            raise self._refusal(nbytes) from failed
         finally:
             del failed  # else it and this frame keep each other alive
+
+    def _outrun(self, nbytes: int) -> bool:
+        """Whether only pending frees are in the way: other threads took the room that was waited for."""
+        with self._settling:
+            pending = sum(size for block, size in list(self._pending) if block.state in _NOT_FREE_YET)
+            return pending > 0 and self._reserved - pending + nbytes <= self._limit
 
     def _try_claim(self, nbytes: int) -> bool:
         self._settle()
@@ -185,15 +200,16 @@ class GlobalDeviceBudget(Adaptor):
 
     def _settle(self) -> None:
         """Discharge what is free by now. Other threads may free meanwhile."""
-        for _ in range(len(self._pending)):
-            try:
-                block, size = self._pending.popleft()
-            except IndexError:
-                break  # another thread settles too
-            if block.state in _NOT_FREE_YET:
-                self._pending.append((block, size))
-            else:
-                self._discharge(size)
+        with self._settling:
+            for _ in range(len(self._pending)):
+                try:
+                    block, size = self._pending.popleft()
+                except IndexError:
+                    break  # a finaliser on this thread settled too
+                if block.state in _NOT_FREE_YET:
+                    self._pending.append((block, size))
+                else:
+                    self._discharge(size)
         while self._returned:
             self._discharge(self._returned.popleft())
         if self._before:
