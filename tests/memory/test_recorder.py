@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import time
 import weakref
 from types import SimpleNamespace
 from typing import Any
 
 import cupy
 import pytest
-from memory_tools import contents, fill, make_current, new_stream
+from memory_tools import contents, fill, in_thread, make_current, new_stream
 
 import cuglue
 from cuglue import (
@@ -679,3 +680,22 @@ def test_B12_B19_ints_are_ids_where_a_pool_is_attached(driver: Any, make: Any) -
     with testing.faults.counts() as counted, pytest.raises(StreamMisuse, match="99"):
         resource.allocate(64, 99)
     assert counted["malloc_async"] == 0
+
+
+def test_B40_a_dropped_recorder_is_in_nobodys_way(driver: Any) -> None:
+    """What it prepared is taken back, without anybody allocating or reaping first."""
+    resource = AsyncCudaResource()
+    block = resource.allocate(64)
+    recorder = LaunchRecorder(new_stream()).write(block)
+    recorder.preflight()
+    del recorder
+
+    def other() -> float:
+        began = time.monotonic()
+        with LaunchRecorder(new_stream()).write(block):
+            pass
+        return time.monotonic() - began
+
+    assert in_thread(other) < 5
+    resource.deallocate(block)
+    resource.close()

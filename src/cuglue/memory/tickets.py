@@ -109,15 +109,10 @@ class Tickets:
     def _await_turn(self, block: BlockLife, stream: Stream, access: Access, me: threading.Thread) -> None:
         deadline = 0.0
         while True:
-            tickets = self._open.get(block.generation, ())
-            rivals = [
-                t
-                for t in tickets
-                if t.thread is not me
-                and t.stream is not stream
-                and (t.access | access) & 2
-                and t.thread.is_alive()
-            ]
+            rivals = self._rivals(block, stream, access, me)
+            if rivals:  # a recorder that was dropped takes its ticket back here
+                stream.state.retire.run_forgotten()
+                rivals = self._rivals(block, stream, access, me)
             if not rivals:
                 return
             now = time.monotonic()
@@ -130,6 +125,17 @@ class Tickets:
                     hint="Call finish_block_use, or cancel_block_use if nothing was enqueued",
                 )
             self._changed.wait(_LOOK)
+
+    def _rivals(self, block: BlockLife, stream: Stream, access: Access, me: threading.Thread) -> list[Ticket]:
+        """Prepared uses of other threads that a use on ``stream`` conflicts with."""
+        return [
+            t
+            for t in self._open.get(block.generation, ())
+            if t.thread is not me
+            and t.stream is not stream
+            and (t.access | access) & 2
+            and t.thread.is_alive()
+        ]
 
 
 def _uncovered(block: BlockLife, stream: Stream, ticket: Ticket | None) -> dict[Stream, int]:
