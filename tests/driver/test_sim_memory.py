@@ -301,3 +301,18 @@ def test_storage_given_to_the_system_is_forgotten() -> None:
         sim.free(ptr, 0)
     known = [ptr for ptr in pointers if sim._space.find(ptr) is not None]
     assert 0 < len(known) < 4
+
+
+@pytest.mark.parametrize("nbytes", [1 << 50, 1 << 62, 1 << 64])
+def test_more_than_the_host_has_is_out_of_memory(nbytes: int) -> None:
+    sim = SimDriver(memory_bytes=1 << 70)
+    for allocate in (
+        sim.host_alloc,
+        lambda n: sim.malloc(n, 0),
+        lambda n: sim.malloc_managed(n, 0),
+        lambda n: sim.malloc_async(n, 0, 0),
+    ):
+        with pytest.raises(OutOfMemory):
+            allocate(nbytes)
+    assert sim.memory_info(0).free == 1 << 70
+    assert sim.inventory()["bytes"] == 0

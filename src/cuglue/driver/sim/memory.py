@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from ...errors import OutOfMemory
 from ..protocol import MemoryType
 from .hazards import Operation
 from .shadow import UseLog
@@ -73,7 +74,12 @@ class Storage:
         if cached and not fresh:
             self._kept -= size
             return cached.pop()[:nbytes]
-        return np.frombuffer(mmap.mmap(-1, size), np.uint8)[:nbytes]
+        try:
+            return np.frombuffer(mmap.mmap(-1, size), np.uint8)[:nbytes]
+        except (OSError, OverflowError) as error:
+            raise OutOfMemory(
+                "memory of the host", got=f"{nbytes} bytes asked for", requested=nbytes
+            ) from error
 
     def park(self, data: Bytes) -> None:
         """Take storage back without reusing it for a while: a late use finds poison, not somebody else's bytes."""

@@ -183,8 +183,9 @@ class MemoryCalls(Core):
                 requested=nbytes,
                 in_use=device.used,
             )
+        data = self._storage.take(nbytes, fresh=fresh)
         device.used += size
-        return self._storage.take(nbytes, fresh=fresh)
+        return data
 
     def _discharge(self, device: Device, allocation: Allocation) -> None:
         device.used -= _rounded(allocation.nbytes)
