@@ -133,6 +133,18 @@ def test_inline_whose_thread_ended_is_dead(inline: GlContext) -> None:
     inline.make_current()
 
 
+def test_inline_calls_end_with_the_interpreter(inline: GlContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its main thread runs exit functions after it has ended; nothing may run once the interpreter comes apart."""
+    monkeypatch.setattr(threading.current_thread(), "is_alive", lambda: False)
+    assert inline.ops.call(here)[0] == threading.get_ident()
+    with monkeypatch.context() as ending:
+        ending.setattr(sys, "is_finalizing", lambda: True)
+        with pytest.raises(ClosedError, match="has lost its thread"):
+            inline.ops.call(here)
+        ending.setattr(threading.current_thread(), "is_alive", lambda: True)
+        assert inline.ops.call(here)[0] == threading.get_ident()
+
+
 def test_inline_drops_what_was_posted_where_its_context_is_not_current(
     inline: GlContext, caplog: pytest.LogCaptureFixture
 ) -> None:
