@@ -247,6 +247,30 @@ def test_event_orders_and_raises_synced(sim: SimDriver, streams: Any) -> None:
     assert event.query()
 
 
+def test_event_wait_is_a_real_one(sim: SimDriver, streams: Any) -> None:
+    a, b = streams(2)
+    ptr = sim.malloc(64, 0)
+    sim.fill_async(ptr, 1, 64, b.handle)
+    b.submit()
+    a.wait(b.record())
+    sim.fill_async(ptr, 2, 64, a.handle)
+    a.submit()
+    a.synchronize()
+    assert bytes(sim.host_view(ptr, 64, False)) == b"\2" * 64
+    sim.free(ptr, 0)
+
+
+def test_event_synchronize_waits_on_the_host(sim: SimDriver, streams: Any) -> None:
+    (a,) = streams(1)
+    ptr = sim.malloc(64, 0)
+    sim.fill_async(ptr, 7, 64, a.handle)
+    a.submit()
+    event = a.record()
+    event.synchronize()
+    assert bytes(sim.host_view(ptr, 64, False)) == b"\7" * 64
+    sim.free(ptr, 0)
+
+
 def test_event_goes_back_to_the_spare_ones(sim: SimDriver, streams: Any) -> None:
     (a,) = streams(1)
     with testing.faults.counts() as counted:
@@ -363,6 +387,21 @@ def test_hold_context_orders_every_stream_after(sim: SimDriver, streams: Any) ->
     sim.fill_async(ptr, 2, 64, stranger)
     sim.stream_synchronize(stranger)
     sim.free(ptr, 0)
+
+
+def test_hold_context_without_context_events_waits_on_the_host() -> None:
+    driver = SimDriver(disable=["context_events"])
+    with cuglue.use_driver(driver):
+        a = as_stream(driver.Stream())
+        ptr = driver.malloc(64, 0)
+        driver.fill_async(ptr, 1, 64, a.handle)
+        a.submit()
+        a.hold_context()
+        stranger = driver.stream_create(0)
+        driver.fill_async(ptr, 2, 64, stranger)
+        driver.stream_synchronize(stranger)
+        assert driver.hazards == []
+        driver.free(ptr, 0)
 
 
 def run_in_thread(function: Any) -> Any:

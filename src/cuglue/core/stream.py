@@ -124,7 +124,6 @@ class Stream:
 
         Ordering: only enqueues where the driver has context events, else blocks the host for the device.
         """
-        self.refuse_capture("wait for the whole device")
         self.state.refuse_captures("wait for the whole device")
         if not self.state.capabilities.context_events:
             self.driver.device_synchronize(self.device)
