@@ -166,6 +166,24 @@ def test_B29_arrays_in_cycles_are_collected_before_refusing(driver: Any) -> None
         gc.enable()
 
 
+def test_B29_arrays_in_cycles_over_a_resource_that_frees_at_once(driver: Any) -> None:
+    """Its reap does nothing, so the budget itself has dead arrays given back."""
+    budget = GlobalDeviceBudget(DirectCudaResource(), 1 << 20)
+
+    class Node:
+        pass
+
+    gc.disable()
+    try:
+        node: Any = Node()
+        node.me, node.pointer = node, budget.malloc(600 << 10)
+        del node
+        block = budget.allocate(700 << 10)
+    finally:
+        gc.enable()
+    budget.deallocate(block)
+
+
 def test_B29_it_looks_before_it_waits(driver: Any) -> None:
     """What is free by now is counted without blocking the host."""
     budget = GlobalDeviceBudget(AsyncCudaResource(), 1000)
