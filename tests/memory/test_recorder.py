@@ -699,3 +699,39 @@ def test_B40_a_dropped_recorder_is_in_nobodys_way(driver: Any) -> None:
     assert in_thread(other) < 5
     resource.deallocate(block)
     resource.close()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        AsyncCudaResource,
+        DirectCudaResource,
+        lambda: DebugGuardResource(AsyncCudaResource()),
+        lambda: cuglue.PoolResource(AsyncCudaResource()),
+    ],
+)
+def test_B4_use_of_a_block_that_was_given_back(driver: Any, make: Any) -> None:
+    resource = make()
+    block = resource.allocate(64)
+    resource.deallocate(block)
+    again = resource.allocate(64)  # at the same address, mostly
+    uses = again.use_count()
+    with pytest.raises(UseAfterFree):
+        cuglue.use(block, new_stream())
+    assert again.use_count() == uses
+    resource.deallocate(again)
+    resource.close()
+    with pytest.raises(UseAfterFree):
+        cuglue.use(again, new_stream())
+
+
+@pytest.mark.parametrize("data", [None, (), ("address", False), (None, False), 5])
+def test_an_interface_that_names_no_address_is_nobodys(driver: Any, data: Any) -> None:
+    thing = SimpleNamespace(
+        __cuda_array_interface__={"data": data, "shape": (1,), "typestr": "|u1", "version": 3}
+    )
+    assert block_behind(thing) is None
+    with pytest.raises(StreamMisuse, match="nobody tracks"):
+        cuglue.use(thing, new_stream())
+    del thing.__cuda_array_interface__["data"]
+    assert block_behind(thing) is None

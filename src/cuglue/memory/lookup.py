@@ -77,4 +77,6 @@ def _address_of(thing: Any) -> int:
         interface = getattr(thing, "__cuda_array_interface__", None)
     except (ValueError, TypeError, RuntimeError):  # some exporters refuse by raising
         return 0
-    return int(interface["data"][0]) if isinstance(interface, dict) else 0
+    data = interface.get("data") if isinstance(interface, dict) else None
+    address = data[0] if isinstance(data, tuple | list) and data else 0
+    return address if isinstance(address, int) else 0

@@ -39,6 +39,7 @@ def use(thing: object, stream: object, access: Access = Access.READ_WRITE) -> No
 
     Raises:
         StreamMisuse: nobody tracks that memory; no stream. ArgumentError: no Access (a ValueError).
+        UseAfterFree: a block that was given back.
         CaptureError: one of the streams captures.
     """
     if not isinstance(access, Access):
@@ -53,6 +54,8 @@ def use(thing: object, stream: object, access: Access = Access.READ_WRITE) -> No
             expected="memory of a cuglue resource, a map, a view or a buffer",
             hint="Let CuPy allocate from one: cupy.cuda.set_allocator(resource.malloc)",
         )
+    if block.state is not BlockState.LIVE:
+        raise gone(block.ptr, block.generation)
     user = as_stream(stream, device=block.stream.device, driver=block.stream.driver)
     record = getattr(thing, "record", None)
     if callable(record):  # a map: leaving it waits for the stream
