@@ -824,3 +824,31 @@ def test_no_warning_from_a_resource_without_live_blocks(driver: Any) -> None:
         warnings.simplefilter("error")
         del resource
         gc.collect()
+
+
+def test_P10_scopes_left_in_any_order(driver: Any) -> None:
+    """As those of generators are: what is open counts, innermost last, and nothing stays behind."""
+    first, second = AsyncCudaResource(), AsyncCudaResource()
+
+    def chosen() -> Any:
+        return cuglue.memory.cupy_plug.block_of(cupy.cuda.alloc(64).mem) in first.live_blocks()
+
+    former = cupy.cuda.get_allocator()
+    for leave in (0, 1), (1, 0):
+        scopes = [first.as_cupy_allocator(), second.as_cupy_allocator()]
+        for scope in scopes:
+            scope.__enter__()
+        assert not chosen()
+        scopes[leave[0]].__exit__(None, None, None)
+        assert chosen() == (leave[0] == 1), "what is left is what counts"
+        scopes[leave[1]].__exit__(None, None, None)
+        assert cupy.cuda.get_allocator() is former
+        with second.as_cupy_allocator():
+            with first.as_cupy_allocator():
+                assert chosen()
+            assert not chosen()
+        with pytest.raises(UsageError, match="left once more"):
+            scopes[0].__exit__(None, None, None)
+    for resource in first, second:
+        drain(resource)
+        resource.close()

@@ -11,11 +11,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
-from ..errors import WrongThreadError
+from ..errors import UsageError, WrongThreadError
 from . import cupy_plug
 
 
@@ -29,7 +29,19 @@ class Allocates(Protocol):
 
 R_co = TypeVar("R_co", bound=Allocates, covariant=True)
 
-_chosen: ContextVar[Callable[[int], Any] | None] = ContextVar("cuglue_cupy_allocator", default=None)
+
+class _Choice:
+    """What one scope chose."""
+
+    __slots__ = ("malloc",)
+
+    def __init__(self, malloc: Callable[[int], Any]) -> None:
+        self.malloc = malloc
+
+
+# Of all scopes that are open, innermost last. A scope takes out its own: they may be left in any order, as those of
+# generators are.
+_chosen: ContextVar[tuple[_Choice, ...]] = ContextVar("cuglue_cupy_allocator", default=())
 
 
 class _Levels(threading.local):
@@ -51,7 +63,8 @@ class _Dispatch:
         self.scope: AbstractContextManager[Any] = cupy_plug.using_allocator(self)
 
     def __call__(self, nbytes: int) -> Any:
-        return (_chosen.get() or self.former)(nbytes)
+        chosen = _chosen.get()
+        return (chosen[-1].malloc if chosen else self.former)(nbytes)
 
 
 class Scope(Generic[R_co]):
@@ -59,10 +72,10 @@ class Scope(Generic[R_co]):
 
     def __init__(self, resource: R_co) -> None:
         self._resource = resource
-        self._entered: list[tuple[_Dispatch, Token[Any], threading.Thread]] = []
+        self._entered: list[tuple[_Dispatch, _Choice, threading.Thread]] = []
 
     def __enter__(self) -> R_co:
-        malloc = self._resource.malloc
+        choice = _Choice(self._resource.malloc)
         stack = _levels.stack
         if not stack or cupy_plug.get_allocator() is not stack[-1]:
             level = _Dispatch()
@@ -70,13 +83,20 @@ class Scope(Generic[R_co]):
             stack.append(level)
         level = stack[-1]
         level.users += 1
-        self._entered.append((level, _chosen.set(malloc), threading.current_thread()))
+        _chosen.set((*_chosen.get(), choice))
+        self._entered.append((level, choice, threading.current_thread()))
         return self._resource
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        level, token, thread = self._entered[-1]
+        if not self._entered:
+            raise UsageError(
+                f"CuPy allocator scope of {self._resource!r}",
+                got="left once more",
+                expected="one exit for each entry",
+            )
+        level, choice, thread = self._entered[-1]
         if thread is not threading.current_thread():
             raise WrongThreadError(
                 f"CuPy allocator scope of {self._resource!r}",
@@ -86,10 +106,9 @@ class Scope(Generic[R_co]):
                 caller=threading.current_thread(),
             )
         self._entered.pop()
-        try:
-            _chosen.reset(token)
-        except ValueError:
-            pass  # left in another task or context, which never had the choice
+        _chosen.set(
+            tuple(c for c in _chosen.get() if c is not choice)
+        )  # in another task or context it is not there
         level.users -= 1
         if not level.users:
             _levels.stack.remove(level)
