@@ -17,6 +17,7 @@ from cuglue import (
     ManagedResource,
     PerDevice,
     PinnedHostResource,
+    TrackingResource,
     testing,
 )
 from cuglue.driver.protocol import CopyKind, MemoryType
@@ -211,3 +212,12 @@ def test_report_M39_closing_one_device_leaves_the_other(driver: Any) -> None:
         assert block.state is BlockState.LIVE
         b.deallocate(block)
         b.close()
+
+
+@pytest.mark.parametrize("make", [PinnedHostResource, ManagedResource])
+@pytest.mark.parametrize("junk", [None, 5, "block"])
+def test_a_view_of_what_is_no_block(driver: Any, make: Any, junk: Any) -> None:
+    with pytest.raises(UsageError, match="expected a block"):
+        make().view(junk)
+    with pytest.raises(UsageError, match="expected a block"):
+        TrackingResource(make()).annotate(junk, "note")

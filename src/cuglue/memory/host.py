@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ..core.stream import Stream
 from ..errors import UnsupportedError, raise_together
 from ..lifecycle import BlockState
+from .resource import check_block
 from .source import SourceResource
 from .uses import TracksUses
 
@@ -63,7 +64,7 @@ class PinnedHostResource(SourceResource, TracksUses):
         Raises:
             UseAfterFree: not live.
         """
-        return self._driver.host_view(self._table.find(block.id).ptr, block.size, True)
+        return self._driver.host_view(self._table.find(check_block(block).id).ptr, block.size, True)
 
     def _get_ready(self, nbytes: int) -> None:
         super()._get_ready(nbytes)
@@ -164,7 +165,7 @@ class ManagedResource(SourceResource):
         Raises:
             UseAfterFree: not live.
         """
-        return self._driver.host_view(self._table.find(block.id).ptr, block.size, True)
+        return self._driver.host_view(self._table.find(check_block(block).id).ptr, block.size, True)
 
     def _take(self, nbytes: int, stream: Stream) -> int:
         self._state.refuse_captures("allocate")

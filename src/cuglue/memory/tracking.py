@@ -18,7 +18,7 @@ from ..core.device import device_state
 from ..core.stream import Stream
 from ..errors import UseAfterFree
 from .adaptor import Adaptor
-from .resource import DeviceMemoryResource
+from .resource import DeviceMemoryResource, check_block
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES = (f"{os.sep}cupy{os.sep}", f"{os.sep}cupyx{os.sep}", f"{os.sep}contextlib.py")
@@ -135,7 +135,7 @@ class TrackingResource(Adaptor):
         Raises:
             UseAfterFree: not a live block of this resource.
         """
-        found = self._live.get(block.generation)
+        found = self._live.get(check_block(block).generation)
         if found is None:
             raise UseAfterFree(
                 f"note on {block!r}", expected="a live block of this resource", generation=block.generation

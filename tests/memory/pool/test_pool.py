@@ -26,6 +26,7 @@ from cuglue.core.block import BlockLife
 from cuglue.errors import (
     CaptureError,
     ClosedError,
+    LayoutError,
     OutOfBudget,
     OutOfMemory,
     PoolCapacityExceeded,
@@ -937,3 +938,10 @@ def test_counters_of_every_mechanism(device: Any) -> None:
     assert unused == []
     limited.trim()
     pool.close()
+
+
+@pytest.mark.parametrize("keep", [-1, 1.5, None, "0", True])
+def test_trim_to_what_is_no_size(device: Any, keep: Any) -> None:
+    device()
+    with PoolResource(AsyncCudaResource()) as pool, pytest.raises(LayoutError):
+        pool.trim(keep)

@@ -290,7 +290,7 @@ class PoolResource(Owned, PoolArrays):
         Ordering: only enqueues, unless upstream blocks to free.
         """
         self._state.retire.run_forgotten()
-        return self._keeper.trim(keep)
+        return self._keeper.trim(as_size(keep))
 
     def reap_pending(self, *, block: bool = True) -> None:
         """Inherited. Looks for memory of dead arrays, and for what was unused for long; then upstream does its part."""
