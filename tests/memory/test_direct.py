@@ -447,3 +447,9 @@ def test_uses_made_by_the_library_are_waited_for(driver: Any) -> None:
         direct.deallocate(block)
     assert [call.method for call in calls] == ["stream_wait_event", "free_async"]
     assert calls[0].args[0] == home.handle
+
+
+def test_ordinals_may_be_of_numpy(driver: Any) -> None:
+    resource = DirectCudaResource(np.int64(0), np.uint8(0))  # type: ignore[arg-type] # that is the question
+    assert (type(resource.device), type(resource.device_ordinal)) == (int, int)
+    assert "device=0" in repr(resource)

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from ..arguments import whole_of
 from ..core import process
 from ..core.block import BlockLife
 from ..core.device import DeviceState, device_state
@@ -73,12 +74,9 @@ class SourceResource(Owned, LayeredResource):
             check: refuse two different ordinals.
             stream_pool: what an int stands for where a stream is expected: an id of this pool. None: a handle.
         """
-        for value in (device, device if device_ordinal is None else device_ordinal):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise UsageError("device ordinal", got=repr(value), expected="an int of 0 or more")
-        self._device = device
-        self._ordinal = device if device_ordinal is None else device_ordinal
-        if check and self._ordinal != device:
+        self._device = whole_of("device ordinal", device)
+        self._ordinal = self._device if device_ordinal is None else whole_of("device ordinal", device_ordinal)
+        if check and self._ordinal != self._device:
             raise UsageError(
                 "device ordinal",
                 got=f"{device_ordinal} for device {device}",
