@@ -54,7 +54,7 @@ HOLDING: dict[str, Callable[[Any], Any]] = {
 
 def settled(driver: SimDriver) -> int:
     """Bytes that the driver still has out, after all that is dead was given back."""
-    for _ in range(2):  # a layer that is garbage gives back in one round what lies below it gives back in the next
+    for _ in range(2):  # of layers that are garbage, each gives back in a round of its own
         gc.collect()
         driver.device_synchronize(0)
         device_state(driver, 0).retire.drain(block=True)
