@@ -135,3 +135,31 @@ def test_a_guard_says_what_was_live_and_looks_at_it() -> None:
             guard.close()
         with pytest.raises(ClosedError):
             guard.allocate(1)
+
+
+COUNTING: dict[str, Callable[[Any], Any]] = {
+    "source": lambda r: r,
+    "pool": cuglue.PoolResource,
+    "guard": cuglue.DebugGuardResource,
+}
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("first", ["below", "above"])
+@pytest.mark.parametrize("holding", COUNTING)
+@pytest.mark.parametrize("make", [cuglue.DirectCudaResource, cuglue.AsyncCudaResource])
+def test_layers_count_what_closing_gives_back(make: Any, holding: str, first: str) -> None:
+    with cuglue.use_driver(SimDriver()):
+        below = COUNTING[holding](make())
+        budget = cuglue.GlobalDeviceBudget(below, 1 << 20)
+        tracked = cuglue.TrackingResource(budget)
+        counted = cuglue.StatisticsResource(tracked)
+        sink = cuglue.InMemorySink()
+        resource = cuglue.LoggingResource(counted, sink)
+        block = resource.allocate(1000)
+        (below if first == "below" else resource).close()
+        assert block.state is cuglue.BlockState.FREED
+        assert budget.reserved_bytes == 0
+        assert tracked.live() == []
+        assert counted.statistics().current_bytes == 0
+        assert [record.action.name for record in sink.snapshot()] == ["ALLOCATE", "DEALLOCATE"]

@@ -105,6 +105,11 @@ def handed_out(blocks: Iterable[BlockLife]) -> list[DeviceBlock]:
     return [b for b in blocks if isinstance(b, DeviceBlock) and not (isinstance(b, UnderBlock) or b.PLAIN)]
 
 
+def give_back(block: DeviceBlock, resource: Any) -> None:
+    """Take ``block`` out of ``resource``, which closes, by way of the layers that it came through: they count it."""
+    getattr(block, "resource", resource).deallocate(block)
+
+
 def alignment(block: BlockLife) -> int:
     """Bytes that the address of ``block`` is a multiple of."""
     return block.stream.state.capabilities.alignment

@@ -23,7 +23,7 @@ from ..driver.protocol import Access
 from ..errors import CuglueError, LayoutError, OutOfBounds, OutOfMemory, UseAfterFree, raise_together
 from ..lifecycle import BlockState
 from .adaptor import Adaptor
-from .block import LARGEST, UnderBlock, as_size, handed_out
+from .block import LARGEST, UnderBlock, as_size, give_back, handed_out
 from .misuse import MemoryMisuseWarning, Misuse
 from .readback import read_back
 from .resource import DeviceMemoryResource, check_block
@@ -237,7 +237,7 @@ class DebugGuardResource(Adaptor):
         misuses: list[BaseException] = []
         for block in held:
             try:
-                self._deallocate(block)
+                give_back(block, self)
             except OutOfBounds as error:
                 misuses.append(error)
         self._most_bytes, self._most_age = -1, 0.0  # what comes back from now on is held back no longer

@@ -11,6 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..arguments import whole_of
@@ -32,7 +33,7 @@ from ..errors import (
 )
 from ..lifecycle import BlockState, Owned
 from . import report
-from .block import LARGEST, UnderBlock, handed_out
+from .block import LARGEST, UnderBlock, give_back, handed_out
 from .cupy_plug import cupy_error
 from .resource import LayeredResource, living_resources
 from .stream_pool import StreamPool
@@ -292,7 +293,7 @@ class SourceResource(Owned, LayeredResource):
         arrays = len(live) - len(held) - under
         errors: list[BaseException] = []
         for block in held:
-            self._attempt(lambda block=block: self._deallocate(block), errors)  # type: ignore[misc]
+            self._attempt(partial(give_back, block, self), errors)
         self._attempt(self.reap_pending, errors)
         raise_together(f"closing {self!r}", errors)
         self._ready = False

@@ -31,7 +31,7 @@ from ...errors import (
     UsageError,
 )
 from ...lifecycle import BlockState, Owned
-from ..block import LARGEST, as_size, handed_out
+from ..block import LARGEST, as_size, give_back, handed_out
 from ..cupy_plug import cupy_types, make_malloc
 from ..resource import DeviceMemoryResource
 from ..source import wrong_device
@@ -303,7 +303,7 @@ class PoolResource(Owned, PoolArrays):
         blocks = handed_out(self._table)
         tags = ", ".join(sorted({block.tag for block in blocks})) or "none"
         for block in blocks:
-            self._deallocate(block)
+            give_back(block, self)
         self._ready = False
         self.homes.fast.clear()
         self._keeper.trim()
