@@ -18,6 +18,7 @@ from cuglue import (
     DebugGuardResource,
     DirectCudaResource,
     GlobalDeviceBudget,
+    LaunchRecorder,
     ManagedResource,
     MemoryMisuseWarning,
     PinnedHostResource,
@@ -301,3 +302,42 @@ def test_memory_of_the_host_is_guarded_too(driver: Any, make: Any) -> None:
         guard.flush()
     guard.close()
     assert guard.bytes_outstanding == 0
+
+
+@pytest.mark.parametrize("told", ["recorder", "calls", "record", "use"])
+@pytest.mark.parametrize("then", ["recorder", "calls", "use"])
+def test_every_way_of_telling_a_use_sees_every_other(driver: Any, told: str, then: str) -> None:
+    """Two writes on two streams, in that order, however each is told."""
+    guard = DebugGuardResource(AsyncCudaResource())
+    block = guard.allocate(256)
+    for way, value in (told, 1), (then, 2):
+        stream = new_stream()
+        if way == "recorder":
+            with LaunchRecorder(stream).write(block):
+                fill(block, value, stream)
+        elif way == "use":
+            cuglue.use(block, stream)
+            fill(block, value, stream)
+        else:
+            guard.prepare_block_use(block.id, stream, Access.WRITE)
+            fill(block, value, stream)
+            if way == "record":
+                guard.cancel_block_use(block.id, stream, Access.WRITE)
+                guard.record_block_use(block, stream)
+            else:
+                guard.finish_block_use(block.id, stream, Access.WRITE)
+    assert (contents(block, stream) == 2).all()
+    guard.deallocate(block)
+    guard.close()
+
+
+@pytest.mark.parametrize("make", [DirectCudaResource, AsyncCudaResource])
+def test_a_guard_over_a_guard_follows_it(driver: Any, make: Any) -> None:
+    budget = GlobalDeviceBudget(DebugGuardResource(DebugGuardResource(make())), 1 << 20)
+    block = budget.allocate(100)
+    budget.deallocate(block)
+    assert block.state is BlockState.QUARANTINED
+    budget.reap_pending()
+    assert block.state is BlockState.FREED
+    assert budget.reserved_bytes == 0
+    budget.close()

@@ -190,7 +190,7 @@ class DebugGuardResource(Adaptor):
             self._quarantine.appendleft((since, guarded))
             raise
         guarded.outer.state = guarded.inner.state
-        if guarded.inner.state is BlockState.RETIRED:
+        if guarded.inner.state is not BlockState.FREED:
             self._leaving.append(guarded)
         if found is not None:
             self.reports.append(found)
@@ -218,7 +218,7 @@ class DebugGuardResource(Adaptor):
             except IndexError:
                 return
             guarded.outer.state = guarded.inner.state
-            if guarded.inner.state is BlockState.RETIRED:
+            if guarded.inner.state is not BlockState.FREED:
                 self._leaving.append(guarded)
 
     def close(self) -> None:
@@ -246,11 +246,8 @@ class DebugGuardResource(Adaptor):
         self._follow()
         if held:
             tags = ", ".join(sorted({block.tag for block in held}))
-            warnings.warn(
-                f"{self!r} closed with {len(held)} blocks live (tags: {tags}; freed now)",
-                ResourceWarning,
-                stacklevel=2,
-            )
+            said = f"{self!r} closed with {len(held)} blocks live (tags: {tags}; freed now)"
+            warnings.warn(said, ResourceWarning, stacklevel=2)
         raise_together(f"closing {self!r}", misuses)
 
     # --- looking ------------------------------------------------------------------------------------------------
@@ -306,29 +303,38 @@ class DebugGuardResource(Adaptor):
             self.driver.fill_async(ptr, value, nbytes, stream.handle)
 
     # --- uses ---------------------------------------------------------------------------------------------------
-    def _below(self, block: BlockId, call: str) -> BlockId:
-        """The id of the block below the one that the user means."""
-        check_block_id(self, block, call)
-        inner = self._inner[self._table.find(block).generation]
-        return BlockId(inner.ptr, inner.generation, inner.stream.id, inner.device_id)
+    # Told to the resource below, and noted at the block that the user has: cuglue.use looks there.
+    def _pair(self, block_id: BlockId, call: str) -> tuple[BlockLife, BlockId]:
+        """The block that the user means, and the id of the one below it."""
+        check_block_id(self, block_id, call)
+        outer = self._table.find(block_id)
+        inner = self._inner[outer.generation]
+        return outer, BlockId(inner.ptr, inner.generation, inner.stream.id, inner.device_id)
 
     def record_block_use(self, block: Any, stream: object) -> None:
         """Inherited."""
-        self.upstream.record_block_use(
-            self._inner[self._table.find(check_block(block).id).generation], stream
-        )
+        outer, user = self._table.find(check_block(block).id), self._stream(stream)
+        self.upstream.record_block_use(self._inner[outer.generation], user)
+        with user.state.ordering:
+            outer.finish(user, Access.READ)
 
     def prepare_block_use(self, block_id: BlockId, stream: object, access: Access) -> None:
         """Inherited."""
-        self.upstream.prepare_block_use(self._below(block_id, "prepare_block_use"), stream, access)
+        (outer, below), user = self._pair(block_id, "prepare_block_use"), self._stream(stream)
+        self.upstream.prepare_block_use(below, user, access)
+        with user.state.ordering:
+            outer.prepare(user, access)
 
     def finish_block_use(self, block_id: BlockId, stream: object, access: Access) -> None:
         """Inherited."""
-        self.upstream.finish_block_use(self._below(block_id, "finish_block_use"), stream, access)
+        (outer, below), user = self._pair(block_id, "finish_block_use"), self._stream(stream)
+        self.upstream.finish_block_use(below, user, access)
+        with user.state.ordering:
+            outer.finish(user, access)
 
     def cancel_block_use(self, block_id: BlockId, stream: object, access: Access) -> None:
         """Inherited."""
-        self.upstream.cancel_block_use(self._below(block_id, "cancel_block_use"), stream, access)
+        self.upstream.cancel_block_use(self._pair(block_id, "cancel_block_use")[1], stream, access)
 
     def live_blocks(self) -> list[BlockLife]:
         """Inherited."""
