@@ -22,6 +22,7 @@ from cuglue import (
 from cuglue.core.block import Block
 from cuglue.driver.sim import SimDriver
 from cuglue.errors import UseAfterFree
+from cuglue.memory.adaptor import Adaptor
 
 
 class Node:
@@ -125,6 +126,42 @@ def test_pinned_memory_that_is_done_with_is_not_waited_for(sim: Any) -> None:
         resource.reap_pending()
     assert counted["stream_synchronize"] == 0
     assert resource.bytes_outstanding == 0
+
+
+def test_a_stream_that_is_done_is_not_waited_for(sim: Any) -> None:
+    resource = AsyncCudaResource()
+    stream = cuglue.as_stream(sim.Stream())
+    resource.deallocate(resource.allocate(64, stream))
+    stream.synchronize()
+    with testing.faults.counts() as counted:
+        resource.reap_pending()
+    assert counted["stream_synchronize"] == 0
+    assert resource.bytes_outstanding == 0
+
+
+def test_arrays_that_a_callback_drops_are_there_for_the_next_attempt() -> None:
+    driver = SimDriver(memory_bytes=1 << 20)
+    with cuglue.use_driver(driver):
+        direct = DirectCudaResource(mode="sync")
+        budget = cuglue.GlobalDeviceBudget(direct, 1 << 20)
+        hoard = [budget.malloc(700_000)]
+        taken: list[int] = []
+
+        class Counts(Adaptor):  # refuses once without looking whether there is room by now
+            def _allocate(self, nbytes: int, stream: Any, tag: str, kind: Any) -> Any:
+                taken.append(direct.bytes_outstanding)
+                if len(taken) == 1:
+                    raise cuglue.errors.OutOfMemory("no", requested=nbytes)
+                return super()._allocate(nbytes, stream, tag, kind)
+
+        def drop(failure: cuglue.AllocationFailure) -> bool:
+            hoard.clear()
+            return True
+
+        resource = cuglue.FailureCallbackResource(Counts(budget), drop)
+        block = resource.allocate(100)
+        assert taken == [700_000, 0], "given back before the second attempt"
+        resource.deallocate(block)
 
 
 def test_a_freed_block_leaves_no_ticket(sim: Any) -> None:

@@ -152,7 +152,7 @@ def test_tracking_finds_the_line_behind_cupy(driver: Any) -> None:
 
 def test_the_leak_between_two_points(driver: Any) -> None:
     resource = TrackingResource(DirectCudaResource())
-    old = resource.allocate(7)
+    old, always = resource.allocate(7), resource.allocate(3)
     kept = []
     before = resource.snapshot()
     for n in (10, 20):
@@ -161,7 +161,7 @@ def test_the_leak_between_two_points(driver: Any) -> None:
     resource.deallocate(old)
     after = resource.snapshot()
     report = resource.diff(before, after)
-    assert (len(before), before.nbytes, len(after), after.nbytes) == (1, 7, 2, 30)
+    assert (len(before), before.nbytes, len(after), after.nbytes) == (2, 10, 3, 33)
     assert [a.nbytes for a in report.leaked] == [10, 20]
     assert [a.nbytes for a in report.freed] == [7]
     assert report.leaked_bytes == 30
@@ -170,7 +170,7 @@ def test_the_leak_between_two_points(driver: Any) -> None:
     assert "test_the_leak_between_two_points" in where
     assert "30 bytes leaked" in str(report)
     assert where in str(report)
-    for block in kept:
+    for block in (*kept, always):
         resource.deallocate(block)
     nothing = resource.diff(resource.snapshot(), resource.snapshot())
     assert str(nothing) == "no leak"
