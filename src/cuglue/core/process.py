@@ -10,6 +10,8 @@ import os
 import threading
 from typing import cast
 
+from ..errors import UsageError
+
 #: Stands for this process; keep it with what belongs to the process and compare by identity.
 life = object()
 _threads = threading.local()
@@ -36,3 +38,13 @@ def this_thread() -> ThreadToken:
     except AttributeError:
         token = _threads.token = ThreadToken()
         return token
+
+
+def forked_child(who: object) -> UsageError:
+    """The error for a call on something of the device in a process that was forked since it was made."""
+    return UsageError(
+        repr(who),
+        got="a call in a forked child",
+        expected="the process that made it",
+        hint="Start workers with the 'spawn' or 'forkserver' method and make resources there",
+    )

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..core import process
 from ..core.block import BLOCK_SLOTS, BlockLife
 from ..core.device import device_state
 from ..core.stream import Stream, as_stream
@@ -120,6 +121,7 @@ def make_malloc(
     forgotten = retire.forgotten
     several_devices = not capabilities.simulated and driver.device_count() > 1
     empty = UnownedMemory(0, 0, None, device)
+    life = process.life
 
     def malloc(nbytes: int) -> MemoryPointer:
         if forgotten:
@@ -131,11 +133,15 @@ def make_malloc(
         if several_devices and runtime.getDevice() != device:
             raise wrong_current_device(resource, runtime.getDevice())
         # The current stream, matched to its record without the questions that as_stream asks.
-        current = driver.stream_current(device)
         try:
+            current = driver.stream_current(device)
             found = streams.get(current.ptr)
         except AttributeError:
             found = None  # a default stream, by its number
+        except Exception:
+            if process.life is not life:
+                raise process.forked_child(resource) from None
+            raise
         stream = found() if found is not None else None
         if stream is None or stream.owner is not current:
             stream = as_stream(current, device=device, driver=driver)

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from weakref import WeakSet
 
+from ..core import process
 from ..core.block import BlockId, BlockLife
 from ..core.stream import Stream, as_stream
 from ..driver.protocol import Access
@@ -207,8 +208,11 @@ class DeviceMemoryResource(ABC):
 class LayeredResource(DeviceMemoryResource):
     """A resource that makes blocks of whatever kind the caller wants: all of ours. See the module's docstring."""
 
+    _process: object  # that made it
+
     def __new__(cls, *args: Any, **options: Any) -> Self:
         made = super().__new__(cls)
+        made._process = process.life
         with _lock:
             _living.add(made)
         return made
@@ -248,6 +252,8 @@ class LayeredResource(DeviceMemoryResource):
         return None
 
     def _stream(self, stream: object) -> Stream:
+        if self._process is not process.life:
+            raise process.forked_child(self)  # before the driver is asked for the current stream
         return as_stream(stream, device=self.device, driver=self.driver)
 
 

@@ -200,12 +200,7 @@ class SourceResource(Owned, LayeredResource):
 
     def _check_process(self) -> None:
         if self._life is not process.life:
-            raise UsageError(
-                repr(self),
-                got="a call in a forked child",
-                expected="the process that made the resource",
-                hint="Start workers with the 'spawn' or 'forkserver' method and make the resource there",
-            )
+            raise process.forked_child(self)
 
     def _take_again(self, nbytes: int, stream: Stream, error: CuglueError) -> int | None:
         """A second attempt after the first one failed with ``error``; None where there is no sense in one."""

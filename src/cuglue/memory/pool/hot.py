@@ -21,6 +21,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ...core import process
 from ..cupy_plug import wrong_current_device
 
 
@@ -44,6 +45,7 @@ def make_malloc(pool: Any, types: Any) -> Callable[[int], Any]:
     ordinal = pool.device_ordinal
     current_device = types.current_device if pool.several_devices else None
     empty = types.UnownedMemory(0, 0, None, device)
+    life = process.life
 
     class PoolMemory(types.BaseMemory):  # type: ignore[misc] # a class that CuPy gives at run time
         """Memory of CuPy arrays."""
@@ -72,7 +74,12 @@ def make_malloc(pool: Any, types: Any) -> Callable[[int], Any]:
             retire.run_forgotten()
         if current_device is not None and current_device() != device:
             raise wrong_current_device(pool, current_device())
-        current = stream_current(device)
+        try:
+            current = stream_current(device)
+        except Exception:
+            if process.life is not life:
+                raise process.forked_child(pool) from None
+            raise
         home = find_home(id(current))
         span = None
         if home is not None and nbytes.__class__ is int:

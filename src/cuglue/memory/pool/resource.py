@@ -147,12 +147,7 @@ class PoolResource(Owned, PoolArrays):
 
     def _refuse(self, nbytes: int) -> None:
         if self._life is not process.life:
-            raise UsageError(
-                repr(self),
-                got="a call in a forked child",
-                expected="the process that made the pool",
-                hint="Start workers with the 'spawn' or 'forkserver' method and make the pool there",
-            )
+            raise process.forked_child(self)
         if self.closed:
             raise ClosedError(repr(self), got="a call after close()", expected="an open pool")
         if nbytes == 0:
