@@ -9,6 +9,7 @@ from ...errors import DevicePoisoned, DriverError, LaunchError
 
 INVALID_VALUE = 1
 OUT_OF_MEMORY = 2
+INITIALIZATION_ERROR = 3
 INVALID_CONFIGURATION = 9
 INVALID_PITCH = 12
 INVALID_DEVICE = 101
@@ -36,6 +37,7 @@ CAPTURE_WRONG_THREAD = 908
 UNKNOWN = 999
 
 NAMES = {
+    INITIALIZATION_ERROR: "cudaErrorInitializationError",
     INVALID_VALUE: "cudaErrorInvalidValue",
     OUT_OF_MEMORY: "cudaErrorMemoryAllocation",
     INVALID_CONFIGURATION: "cudaErrorInvalidConfiguration",

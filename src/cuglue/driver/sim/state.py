@@ -7,6 +7,7 @@ what any call means (the ``*_calls`` modules, mixins over it).
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
@@ -30,12 +31,24 @@ R = TypeVar("R")
 C = TypeVar("C", bound="State")
 
 
+#: Questions about the thread: they touch no device, so a forked child may ask them.
+_HOST_ONLY = frozenset({"stream_current", "capture_status"})
+
+
 def driver_call(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P], R]:
     """Count the call and let one thread at a time in."""
     name = method.__name__
 
     @functools.wraps(method)
     def call(self: C, *args: P.args, **kwargs: P.kwargs) -> R:
+        if os.getpid() != self._pid and name not in _HOST_ONLY:  # before the lock, which another thread may have held at the fork
+            raise codes.refused(
+                codes.INITIALIZATION_ERROR,
+                name,
+                "simulated device of a forked process",
+                got=f"process {os.getpid()}",
+                expected=f"process {self._pid}, which made it",
+            )
         with self._changed:
             self._enter(name)
             return method(self, *args, **kwargs)
@@ -89,6 +102,7 @@ class State:
         wait_limit: float,
         disable: Collection[str],
     ) -> None:
+        self._pid = os.getpid()
         unknown = set(disable) - set(Capabilities.__dataclass_fields__)
         if unknown or devices < 1:
             raise UsageError(
