@@ -761,3 +761,33 @@ def test_physical_memory_is_on_the_device(two: Fake, shareable: bool) -> None:
     assert (nbytes, flags, where) == (1 << 21, 0, "on 1")
     assert (int(wanted.type), int(wanted.location.type), wanted.location.id) == (1, 1, 1)
     assert int(wanted.requestedHandleTypes) == int(shareable)
+
+
+def test_a_handle_given_out_again_during_its_free_belongs_to_its_new_owner(fake: Fake) -> None:
+    """The call that frees lets other threads in; the driver may give them the same number at once."""
+    driver, script, _ = fake
+    size = 2 << 20
+    script.answers["cuMemAddressReserve"] = 0x7000000
+    ptr = driver.vmm_reserve(size, 0)
+
+    def freed() -> None:
+        assert driver.vmm_reserve(size, 0) == ptr
+
+    script.answers["cuMemAddressFree"] = freed
+    driver.vmm_free(ptr, size)
+    script.answers["cuMemAddressFree"] = None
+    driver.vmm_free(ptr, size)
+    assert script.names().count("cuMemAddressFree") == 2
+    with pytest.raises(DriverError, match="not alive"):
+        driver.vmm_free(ptr, size)
+
+
+def test_a_refused_free_leaves_the_handle_with_its_owner(fake: Fake) -> None:
+    driver, script, _ = fake
+    script.answers["cuMemAddressReserve"] = 0x7000000
+    ptr = driver.vmm_reserve(2 << 20, 0)
+    script.answers["cuMemAddressFree"] = REFUSED
+    with pytest.raises(DriverError):
+        driver.vmm_free(ptr, 2 << 20)
+    script.answers["cuMemAddressFree"] = None
+    driver.vmm_free(ptr, 2 << 20)

@@ -44,10 +44,9 @@ class Arrays(Contexts):
 
     def array_destroy(self, array: int) -> None:
         """Inherited."""
-        with self._on(self._owner("array", array, "cuArrayDestroy")):
+        with self._disowning("array", array, "cuArrayDestroy"):
             call(cu.cuCtxSynchronize)
             call(cu.cuArrayDestroy, array)
-        self._disown("array", array)
 
     def array_info(self, array: int) -> ArrayInfo:
         """Inherited."""
@@ -72,9 +71,8 @@ class Arrays(Contexts):
 
     def surface_destroy(self, surface: int) -> None:
         """Inherited."""
-        with self._on(self._owner("surface", surface, "cuSurfObjectDestroy")):
+        with self._disowning("surface", surface, "cuSurfObjectDestroy"):
             call(cu.cuSurfObjectDestroy, surface)
-        self._disown("surface", surface)
 
     def texture_create(self, array: int, device: int, normalized: bool = False, linear: bool = False) -> int:
         """Inherited. Coordinates are texels, clamped to the edge."""
@@ -89,9 +87,8 @@ class Arrays(Contexts):
 
     def texture_destroy(self, texture: int) -> None:
         """Inherited."""
-        with self._on(self._owner("texture", texture, "cuTexObjectDestroy")):
+        with self._disowning("texture", texture, "cuTexObjectDestroy"):
             call(cu.cuTexObjectDestroy, texture)
-        self._disown("texture", texture)
 
 
 def array_descriptor(info: ArrayInfo) -> Any:

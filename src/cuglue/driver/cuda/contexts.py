@@ -8,6 +8,8 @@ nothing, and gives a thread that has no context the primary one, as everywhere i
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -99,5 +101,19 @@ class Contexts:
             device = runtime.getDevice()
         return device
 
-    def _disown(self, kind: str, handle: int) -> None:
-        self._owners.pop((kind, handle), None)
+    @contextmanager
+    def _disowning(self, kind: str, handle: int, call_name: str | None = None) -> Iterator[None]:
+        """On the handle's device, around the call that frees it.
+
+        The handle is given up before the call, which may let another thread in: the driver can give the same number
+        out again at once, and the new owner's entry must not be the one that goes. A refused call takes it back.
+        """
+        device = self._owner(kind, handle, call_name)
+        known = self._owners.pop((kind, handle), None) is not None
+        try:
+            with self._on(device):
+                yield
+        except BaseException:
+            if known:
+                self._owners[kind, handle] = device
+            raise

@@ -75,16 +75,14 @@ class External(Contexts):
 
     def external_array_free(self, mipmapped: int) -> None:
         """Inherited."""
-        with self._on(self._owner("mipmapped array", mipmapped, "cuMipmappedArrayDestroy")):
+        with self._disowning("mipmapped array", mipmapped, "cuMipmappedArrayDestroy"):
             call(cu.cuCtxSynchronize)
             call(cu.cuMipmappedArrayDestroy, mipmapped)
-        self._disown("mipmapped array", mipmapped)
 
     def external_memory_destroy(self, memory: int) -> None:
         """Inherited."""
-        with self._on(self._owner("external memory", memory, "cuDestroyExternalMemory")):
+        with self._disowning("external memory", memory, "cuDestroyExternalMemory"):
             call(cu.cuDestroyExternalMemory, memory)
-        self._disown("external memory", memory)
 
     def import_semaphore_fd(self, fd: int, timeline: bool, device: int) -> int:
         """Inherited."""
@@ -120,9 +118,8 @@ class External(Contexts):
 
     def semaphore_destroy(self, semaphore: int) -> None:
         """Inherited."""
-        with self._on(self._owner("semaphore", semaphore, "cuDestroyExternalSemaphore")):
+        with self._disowning("semaphore", semaphore, "cuDestroyExternalSemaphore"):
             call(cu.cuDestroyExternalSemaphore, semaphore)
-        self._disown("semaphore", semaphore)
 
 
 @contextmanager

@@ -55,9 +55,8 @@ class Graphics(Contexts):
 
     def graphics_unregister(self, resource: int) -> None:
         """Inherited."""
-        with self._on(self._owner("graphics resource", resource)):
+        with self._disowning("graphics resource", resource):
             call(cu.cuGraphicsUnregisterResource, resource)
-        self._disown("graphics resource", resource)
 
     def graphics_map(self, resources: Sequence[int], stream: int) -> None:
         """Inherited."""

@@ -25,9 +25,8 @@ class Virtual(Contexts):
 
     def vmm_release(self, handle: int) -> None:
         """Inherited."""
-        with self._on(self._owner("physical memory", handle, "cuMemRelease")):
+        with self._disowning("physical memory", handle, "cuMemRelease"):
             call(cu.cuMemRelease, handle)
-        self._disown("physical memory", handle)
 
     def vmm_export_fd(self, handle: int) -> int:
         """Inherited."""
@@ -48,9 +47,8 @@ class Virtual(Contexts):
 
     def vmm_free(self, ptr: int, nbytes: int) -> None:
         """Inherited."""
-        with self._on(self._owner("address range", ptr, "cuMemAddressFree")):
+        with self._disowning("address range", ptr, "cuMemAddressFree"):
             call(cu.cuMemAddressFree, ptr, nbytes)
-        self._disown("address range", ptr)
 
     def vmm_map(self, ptr: int, nbytes: int, handle: int, device: int) -> None:
         """Inherited."""
@@ -68,10 +66,9 @@ class Virtual(Contexts):
 
     def vmm_unmap(self, ptr: int, nbytes: int) -> None:
         """Inherited."""
-        with self._on(self._owner("mapped range", ptr, "cuMemUnmap")):
+        with self._disowning("mapped range", ptr, "cuMemUnmap"):
             call(cu.cuCtxSynchronize)
             call(cu.cuMemUnmap, ptr, nbytes)
-        self._disown("mapped range", ptr)
 
 
 def _fd_type() -> Any:
