@@ -269,9 +269,8 @@ def frames(runtime: Runtime, scene: Scene, context: Any, count: int, table: Tabl
     ):
 
         def mapped() -> None:
-            with image.map() as m:
+            with image.map_mut() as m:  # one map for both: each hand-over makes the GPU change between two worlds
                 runtime.launch(EDGE_STRENGTH, grid, BLOCK, In(m), Out(strength), width, height)
-            with image.map_mut(overwrite=True) as m:
                 runtime.launch(PAINT_EDGES, grid, BLOCK, In(strength), Out(m), width, height)
 
         def through_the_host() -> None:
