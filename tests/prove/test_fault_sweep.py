@@ -24,9 +24,8 @@ def objects() -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.gl
-@pytest.mark.parametrize(
-    "index", range(4), ids=["buffer: write", "buffer: read", "texture: write", "texture: read"]
-)
-def test_nothing_of_graphics_is_lost(index: int, objects: tuple[int, int]) -> None:
-    """In the order written, read: the read finds what the write left."""
-    list(graphics_cases(*objects))[index].sweep().check()
+@pytest.mark.parametrize("first", [0, 2], ids=["buffer", "texture"])
+def test_nothing_of_graphics_is_lost(first: int, objects: tuple[int, int]) -> None:
+    """Written, then read: the read finds what the write left."""
+    for case in list(graphics_cases(*objects))[first : first + 2]:
+        case.sweep().check()
