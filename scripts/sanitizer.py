@@ -60,7 +60,15 @@ def run(tool: str, case: Case) -> tuple[str, str]:
     program = PROGRAM.format(resource=case.resource, offset=case.offset)
     environment = {**os.environ, "CUGLUE_DRIVER": "cuda", "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
-        [tool, "--tool=memcheck", f"--error-exitcode={FOUND}", sys.executable, "-c", program],
+        [
+            tool,
+            "--tool=memcheck",
+            "--report-api-errors=no",
+            f"--error-exitcode={FOUND}",
+            sys.executable,
+            "-c",
+            program,
+        ],
         capture_output=True,
         text=True,
         timeout=300,
