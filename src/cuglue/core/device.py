@@ -80,11 +80,11 @@ def device_state(driver: Driver, device: int) -> DeviceState:
         UsageError: no such device.
     """
     states: dict[int, DeviceState] = vars(driver).setdefault("_cuglue_devices", {})
-    state = states.get(device)
+    state = states.get(device) if type(device) is int else None  # a dictionary takes False and 0.0 for 0
     if state is not None:
         return state
     with _lock:
-        if device not in states:
+        if type(device) is not int or device not in states:
             count = driver.device_count()
             if type(device) is not int or not 0 <= device < count:
                 raise UsageError(

@@ -16,6 +16,7 @@ import weakref
 from collections import deque
 from typing import Any, cast
 
+from ..arguments import whole
 from ..driver.protocol import LEGACY_STREAM, PER_THREAD_STREAM, CaptureStatus, Driver
 from ..driver.registry import current_driver
 from ..errors import CaptureError, StreamMisuse, UsageError
@@ -144,8 +145,7 @@ class Stream:
         if not self.state.capabilities.context_events:
             self.synchronize()
             return
-        covered, event = self._cover(self.submit())
-        del covered
+        _, event = self._cover(self.submit())
         self.driver.context_wait(event, self.device)
 
     def _cover(self, seq: int) -> tuple[int, int]:
@@ -287,10 +287,9 @@ def as_stream(obj: object = None, *, device: int | None = None, driver: Driver |
     handle, own_device = _handle_of(obj)
     if handle == LEGACY_STREAM:
         handle = 0  # two names of one stream: DLPack says 1, CuPy 0, and one must not wait for the other
-    if own_device is not None:
-        _check_device(obj, own_device, device)
+    _check_device(obj, own_device, device)
     state = device_state(driver, own_device if own_device is not None else device or 0)
-    owner = None if isinstance(obj, int) else obj
+    owner = None if whole(obj) is not None else obj
     thread = this_thread() if handle == PER_THREAD_STREAM else None
     key: Any = handle if thread is None else (handle, thread)
     reference = state.streams.get(key)
@@ -315,10 +314,13 @@ def _forget(state: DeviceState, key: Any) -> None:
 
 def _handle_of(obj: object) -> tuple[int, int | None]:
     """``(handle, device or None)`` of a foreign stream object."""
-    if isinstance(obj, int) and not isinstance(obj, bool):
-        if obj < 0:
-            raise StreamMisuse("stream handle", got=obj, expected="an int of 0 or more, or a stream object")
-        return obj, None
+    number = whole(obj)
+    if number is not None:
+        if number < 0:
+            raise StreamMisuse(
+                "stream handle", got=number, expected="an int of 0 or more, or a stream object"
+            )
+        return number, None
     ptr = getattr(obj, "ptr", None)  # CuPy and the simulated device
     if isinstance(ptr, int):
         where = getattr(obj, "device_id", None)
@@ -338,8 +340,8 @@ def _handle_of(obj: object) -> tuple[int, int | None]:
     )
 
 
-def _check_device(obj: object, own: int, wanted: int | None) -> None:
-    if wanted is not None and own != wanted:
+def _check_device(obj: object, own: int | None, wanted: int | None) -> None:
+    if own is not None and wanted is not None and own != wanted:
         raise StreamMisuse(
             f"stream {obj!r}",
             got=f"device {own}",

@@ -269,7 +269,8 @@ def frames(runtime: Runtime, scene: Scene, context: Any, count: int, table: Tabl
     ):
 
         def mapped() -> None:
-            with image.map_mut() as m:  # one map for both: each hand-over makes the GPU change between two worlds
+            # One map for both kernels: each hand-over makes the GPU change between graphics and compute.
+            with image.map_mut() as m:
                 runtime.launch(EDGE_STRENGTH, grid, BLOCK, In(m), Out(strength), width, height)
                 runtime.launch(PAINT_EDGES, grid, BLOCK, In(strength), Out(m), width, height)
 
