@@ -171,8 +171,16 @@ def test_a_freed_block_leaves_no_ticket(sim: Any) -> None:
         resource.deallocate(block)
         assert resource._tickets is not None
         assert resource._tickets._open == {}
-        assert block.reads is None
         resource.reap_pending()
+
+
+def test_a_freed_block_keeps_no_stream_of_its_users_alive(sim: Any) -> None:
+    resource = AsyncCudaResource()
+    block = resource.allocate(64, sim.Stream())
+    resource.record_block_use(block, sim.Stream())
+    resource.deallocate(block)
+    assert block.reads is None
+    resource.reap_pending()
 
 
 def test_use_comes_after_other_users_too(sim: Any) -> None:

@@ -103,7 +103,7 @@ class _Foreign:
 
     def _live(self, block_id: BlockId) -> BlockLife:
         block = self._block()
-        if block is None or block.state is not BlockState.LIVE or block.generation != block_id.generation:
+        if block is None or block.state is not BlockState.LIVE:
             raise gone(block_id.ptr, block_id.generation)
         return block
 
