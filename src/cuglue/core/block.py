@@ -21,7 +21,7 @@ from .stream import Stream
 
 _NO_SLOTS: tuple[str, ...] = ()  # behaviour only: a C base class (CuPy's) may stand beside this one
 # Process-wide, never reused: tells a stale block from its address's next owner.
-_generations = itertools.count(1)
+next_generation = itertools.count(1).__next__
 _LIVE = BlockState.LIVE
 #: The seq of a use that goes on: all that its stream gets until somebody has to wait for it.
 OPEN = sys.maxsize
@@ -57,7 +57,7 @@ class BlockLife:
     def begin(self, stream: Stream, seq: int, tag: str) -> None:
         """Start the life: usable on ``stream`` after its first ``seq`` operations (0: at once, everywhere)."""
         self.stream = stream
-        self.generation = next(_generations)
+        self.generation = next_generation()
         self.state = _LIVE
         self.pins = 0
         self.write_stream = stream

@@ -17,7 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core import process
-from ..core.block import BLOCK_SLOTS, BlockLife
+from ..core.block import BLOCK_SLOTS, BlockLife, next_generation
 from ..core.device import device_state
 from ..core.stream import Stream, as_stream
 from ..errors import OutOfMemory, UsageError
@@ -51,7 +51,14 @@ def block_types() -> tuple[type[Any], type[Any]]:
             self.size = size
             self.device_id = stream.device
             self.release: Any = None  # until the allocation is complete; keeps the resource alive
-            self.begin(stream, seq, tag)
+            # As BlockLife.begin, without a call: every temporary array of a program pays for it.
+            self.generation = next_generation()
+            self.stream = self.write_stream = stream
+            self.write_seq = seq
+            self.state = _LIVE
+            self.pins = 0
+            self.reads = self.taint = None
+            self.tag = tag
 
         @property
         def align(self) -> int:

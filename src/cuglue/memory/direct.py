@@ -65,6 +65,7 @@ class DirectCudaResource(SourceResource):
     def _get_ready(self, nbytes: int) -> None:
         super()._get_ready(nbytes)
         self._ordered = self.asynchronous
+        self._plain = self._ordered and type(self)._take is DirectCudaResource._take
 
     def _take(self, nbytes: int, stream: Stream) -> int:
         if self._ordered:

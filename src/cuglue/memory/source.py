@@ -87,6 +87,9 @@ class SourceResource(Owned, LayeredResource):
         self._driver = current_driver()
         self._stream_pool = stream_pool
         self._table = BlockTable()
+        own = type(self)
+        #: Nobody overrides how memory is taken and dropped: then it is done here, without a call.
+        self._plain = own._take is SourceResource._take and own._drop is SourceResource._drop
         self._ready = (
             False  # one flag for whatever keeps the next allocation from going straight to the driver
         )
@@ -163,7 +166,10 @@ class SourceResource(Owned, LayeredResource):
         if stream.handle > LEGACY_STREAM and stream.capturing:
             raise self._in_capture(stream)
         try:
-            ptr = self._take(nbytes, stream)
+            if self._plain:
+                ptr = self._driver.malloc_async(nbytes, stream.handle, self._device)
+            else:
+                ptr = self._take(nbytes, stream)
         except (OutOfMemory, DriverError) as error:
             again = self._take_again(nbytes, stream, error)
             if again is None:
@@ -263,7 +269,10 @@ class SourceResource(Owned, LayeredResource):
             else:  # gone, or of another thread: its handle must not be touched
                 stream = refuge(self._state)
                 stream.join_context()
-            self._drop(block.ptr, stream)
+            if self._plain:
+                self._driver.free_async(block.ptr, stream.handle, self._device)
+            else:
+                self._drop(block.ptr, stream)
         except BaseException:
             self._table.add(block)
             raise
