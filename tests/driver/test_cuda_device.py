@@ -733,7 +733,7 @@ def test_device_behind_the_context(driver: Any, gl: Any) -> None:
 
 
 def test_gl_buffers_in_one_call(driver: Any, gl: Any, stream: int) -> None:
-    from cuglue.graphics.glpixels import read_buffer
+    from glpixels import read_buffer
 
     names = [int(name) for name in gl.glGenBuffers(3)]
     for name in names:

@@ -341,7 +341,7 @@ def real() -> Iterator[RealGL]:
 
 @pytest.mark.gl
 def test_a_real_buffer_maps_and_publishes(sim: SimDriver, real: RealGL) -> None:
-    from cuglue.graphics import glpixels
+    import glpixels
 
     data = np.arange(N, dtype=np.uint32).view(np.uint8)
     name, stream = real.buffer(data), sim.stream_create(0)
@@ -381,7 +381,7 @@ FORMATS = [
 def test_real_images_map_as_the_driver_maps_them(
     sim: SimDriver, real: RealGL, format: int, texel: tuple[int, int, TexelKind], renderbuffer: bool
 ) -> None:
-    from cuglue.graphics import glpixels
+    import glpixels
 
     gl, (bits, channels, kind) = real.gl, texel
     target = gl.GL_RENDERBUFFER if renderbuffer else gl.GL_TEXTURE_2D

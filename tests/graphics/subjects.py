@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import glpixels
 import numpy as np
 import OpenGL.GL as GL
 
 import cuglue
 from cuglue.driver.protocol import Driver
 from cuglue.formats import Format, by_name
-from cuglue.graphics import glpixels
 from cuglue.graphics.handle import CudaHandle
 
 

@@ -246,9 +246,8 @@ def test_A25_an_unknown_size_is_found(driver: Driver, vulkan: Any) -> None:
 # --- OpenGL ---------------------------------------------------------------------------------------------------------
 def test_opengl_and_cuda_see_the_same_bytes(driver: Driver, vulkan: Any, context: GlContext) -> None:
     """Exact both ways, in every byte: which CUDA's own virtual memory would not be."""
+    import glpixels
     import OpenGL.GL as GL
-
-    from cuglue.graphics import glpixels
 
     fd, size = vulkan.export_memory(MIB)
     memory = external.import_fd(fd, allocation_size=size)

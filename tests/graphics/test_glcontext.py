@@ -300,7 +300,7 @@ print(asked())
 def test_it_works_whatever_platform_pyopengl_was_imported_with(platform: str | None) -> None:
     program = """
 import OpenGL.GL as GL, os
-from cuglue.graphics import glpixels
+import glpixels
 from cuglue.graphics.glcontext import current, headless
 before = dict(os.environ)
 with headless() as context:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import glpixels
 import numpy as np
 import numpy.typing as npt
 import OpenGL.GL as GL
@@ -20,7 +21,7 @@ from cuglue.errors import (
     UsageError,
 )
 from cuglue.formats import FORMATS, Format, by_name
-from cuglue.graphics import glcalls, glcontext, globjects, glpixels
+from cuglue.graphics import glcalls, glcontext, globjects
 
 pytestmark = pytest.mark.gl
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import glpixels
 import moderngl
 import numpy as np
 import OpenGL.GL as GL
@@ -33,7 +34,6 @@ from cuglue.errors import (
     UsageError,
 )
 from cuglue.formats import FORMATS, by_name
-from cuglue.graphics import glpixels
 from cuglue.graphics.glcontext import GlContext, headless
 from cuglue.graphics.image_copy import CopyPath
 from cuglue.testing import trace

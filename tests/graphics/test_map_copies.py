@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import glpixels
 import numpy as np
 import OpenGL.GL as GL
 import pytest
@@ -13,7 +14,7 @@ import cuglue
 from cuglue.driver.protocol import Driver
 from cuglue.errors import NotAllocatedError, UsageError
 from cuglue.formats import FORMATS, by_name
-from cuglue.graphics import glpixels, image_copy
+from cuglue.graphics import image_copy
 from cuglue.graphics.glcontext import GlContext
 from cuglue.graphics.handle import CudaHandle
 from cuglue.graphics.image_copy import CopyPath, choose_path, choose_unit

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import glpixels
 import numpy as np
 import OpenGL.GL as GL
 import pytest
@@ -26,7 +27,6 @@ from cuglue.errors import (
 )
 from cuglue.exchange import Exporter
 from cuglue.formats import by_name, tight_geometry
-from cuglue.graphics import glpixels
 from cuglue.graphics.glcontext import GlContext, headless
 from cuglue.testing.view_suite import ViewSuite
 

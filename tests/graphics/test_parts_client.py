@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import glpixels
 import numpy as np
 import OpenGL.GL as GL
 import pytest
@@ -28,7 +29,7 @@ from cuglue.errors import (
     MapConflictError,
     UsageError,
 )
-from cuglue.graphics import cparts, glpixels
+from cuglue.graphics import cparts
 from cuglue.graphics.cparts import ClientParts, CountedChannel
 from cuglue.graphics.glcontext import GlContext, headless
 from cuglue.graphics.handle import CudaHandle

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import glpixels
 import numpy as np
 import OpenGL.GL as GL
 import pytest
@@ -13,7 +14,7 @@ import cuglue
 from cuglue.driver.protocol import Driver
 from cuglue.errors import ClosedError, LayoutError, UsageError
 from cuglue.exchange.view import ArrayView
-from cuglue.graphics import glpixels, image_copy
+from cuglue.graphics import image_copy
 from cuglue.graphics.glcontext import GlContext
 from cuglue.graphics.handle import CudaHandle
 from cuglue.testing.handle_suite import peek, poke

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import glpixels
 import numpy as np
 import OpenGL.GL as GL
 import pytest
@@ -24,7 +25,6 @@ from cuglue.errors import (
     UnsupportedError,
     UsageError,
 )
-from cuglue.graphics import glpixels
 from cuglue.graphics.cparts import CountedChannel
 from cuglue.graphics.glcontext import GlContext
 from cuglue.graphics.handle import CudaHandle

@@ -1,8 +1,8 @@
-"""Bytes of OpenGL objects, to and from the host: buffers, texture levels, renderbuffers.
+"""What OpenGL itself says is in its objects, for tests that must not ask the code under test.
 
 Owns the transfers and keeps the application's pixel-store state and bindings as they were. Images come as the CUDA
 driver's array has them: tight rows, row 0 at the bottom, four channels where OpenGL has three, sRGB bytes as stored.
-Must not know CUDA; runs where a context is current (see :mod:`glops`).
+Must not know CUDA; runs where a context is current (see ``cuglue.graphics.glops``).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import LayoutError, UnsupportedError, UsageError
-from ..formats import Format, by_gl
-from .glcalls import checked
-from .globjects import (
+from cuglue.errors import LayoutError, UnsupportedError, UsageError
+from cuglue.formats import Format, by_gl
+from cuglue.graphics.glcalls import checked
+from cuglue.graphics.globjects import (
     RENDERBUFFER,
     TEXTURE_2D,
     ImageInfo,
