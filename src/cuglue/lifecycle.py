@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from types import TracebackType
 from typing import Self, TypeVar
@@ -150,6 +150,22 @@ def step(table: Table[S], state: S, event: str, who: object = "object") -> S:
     raise error(f"{who} is {state.value}", got=f"'{event}'", expected=f"one of: {allowed}")
 
 
+def leave(end: Callable[[], None], error: BaseException | None, doing: str) -> None:
+    """End a ``with`` block by ``end()``, whose failure must not hide ``error``, the one of the block's body.
+
+    Args:
+        end: gives back what the block held.
+        error: what the body raised; a failure of ``end`` becomes a note on it. None: the failure is raised.
+        doing: what ``end`` does, for the note.
+    """
+    try:
+        end()
+    except Exception as second:
+        if error is None:
+            raise
+        error.add_note(f"{doing} failed too: {second}")
+
+
 class Owned:
     """Something with a ``close()``: idempotent, usable in ``with``, reported (never freed) when forgotten.
 
@@ -199,12 +215,7 @@ class Owned:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self.close()
-        except CuglueError as second:
-            if error is None:
-                raise
-            error.add_note(f"closing {self!r} failed too: {second}")
+        leave(self.close, error, f"closing {self!r}")
 
     def __del__(self) -> None:
         if self._owned_pid != os.getpid() or self.closed or sys.is_finalizing():

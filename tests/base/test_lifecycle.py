@@ -153,3 +153,20 @@ def test_a_forked_child_frees_nothing_and_says_nothing():
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     thing.close()
     assert thing.closes == 1
+
+
+def test_a_failure_on_the_way_out_does_not_hide_the_one_inside() -> None:
+    def end() -> None:
+        raise OSError("disk full")
+
+    inside = KeyError("the user's")
+    lifecycle.leave(end, inside, "closing the log")
+    assert inside.__notes__ == ["closing the log failed too: disk full"]
+    with pytest.raises(OSError, match="disk full"):
+        lifecycle.leave(end, None, "closing the log")
+    with pytest.raises(KeyboardInterrupt):  # nothing stands against an interrupt
+        lifecycle.leave(_interrupt, inside, "closing the log")
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt

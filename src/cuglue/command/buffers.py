@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from ..core.stream import Stream
 from ..errors import ArgumentError, ClosedError, LayoutError, StorageHandleNotFound
 from ..exchange.view import ArrayView
 from ..layout import Layout, element, extents, integers, pitched
-from ..lifecycle import BlockState
+from ..lifecycle import BlockState, leave
 from .makers import partners_of
 from .operands import Operand, Place
 from .storage import Storage
@@ -185,8 +186,10 @@ class Buffer:
     def __enter__(self) -> Buffer:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        leave(self.close, error, f"closing {self!r}")
 
     def __cuglue_operand__(self, place: Place) -> Operand:
         """The buffer as an operand of the runtime at ``place``."""

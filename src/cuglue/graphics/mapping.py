@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ..core import process
 from ..core.stream import Stream, as_stream
-from ..errors import ClosedError, CuglueError, UnsupportedError, UsageError
+from ..errors import ClosedError, UnsupportedError, UsageError
 from ..exchange.view import ArrayView
-from ..lifecycle import MAP, MapState, step
+from ..lifecycle import MAP, MapState, leave, step
 from .backings import OpaqueBacking, Share
 from .inplace import ImageObject, ImageObjects
 from .users import MapUsers
@@ -192,12 +192,7 @@ class CudaMap(MapUsers):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self.release()
-        except CuglueError as second:
-            if error is None:
-                raise
-            error.add_note(f"leaving {self!r} failed too: {second}")
+        leave(self.release, error, f"leaving {self!r}")
 
     def release(self, stream: Any = None) -> None:
         """Leave the map: publish what was written, give the object back. Releasing again does nothing.

@@ -18,6 +18,7 @@ from ..driver.protocol import CopyKind
 from ..errors import BusyError, ClosedError, LayoutError, MapConflictError, UnsupportedError, UsageError
 from ..formats import Format, Packing, by_name, tight_geometry
 from ..layout import Layout, contiguous_strides
+from ..lifecycle import leave
 from .fences import check_value
 from .handle import CudaHandle
 from .mapping import CudaMap
@@ -254,7 +255,7 @@ class Tensor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        leave(self.close, error, f"closing {self!r}")
 
 
 def _size(shape: Sequence[int], format: Format) -> tuple[int, int]:

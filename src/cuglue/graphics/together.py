@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from ..core.stream import Stream
 from ..errors import CuglueError, SeveralErrors, UsageError
+from ..lifecycle import leave
 from .backings import GlBacking, Part
 from .glops import GlOps
 from .handle import CudaHandle
@@ -33,12 +34,7 @@ class MapList(list[CudaMap]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self.release()
-        except CuglueError as second:
-            if error is None:
-                raise
-            error.add_note(f"leaving {len(self)} maps failed too: {second}")
+        leave(self.release, error, f"leaving {len(self)} maps")
 
     def release(self) -> None:
         """Leave every map, as :meth:`CudaMap.release` does. Releasing again tries those again that could not be left.

@@ -17,7 +17,7 @@ from typing import Any, Self
 from ..core.device import device_state
 from ..core.stream import Stream
 from ..errors import ClosedError, CuglueError, DriverError, OutOfBudget, OutOfMemory
-from ..lifecycle import BlockState
+from ..lifecycle import BlockState, leave
 from .adaptor import Adaptor
 from .block import UNTAGGED, DeviceBlock, as_size
 from .cupy_plug import cupy_error
@@ -290,7 +290,7 @@ class BudgetReservation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        leave(self.close, error, f"closing {self!r}")
 
     def __del__(self) -> None:
         if not self.closed and self.remaining:

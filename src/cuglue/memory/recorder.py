@@ -15,7 +15,7 @@ from ..core.block import OPEN, BlockId, BlockLife
 from ..core.stream import Stream, as_stream
 from ..driver.protocol import Access
 from ..errors import ArgumentError, CuglueError, StreamMisuse, raise_together
-from ..lifecycle import BlockState
+from ..lifecycle import BlockState, leave
 from .lookup import block_behind, resource_of
 from .resource import DeviceMemoryResource
 from .table import gone
@@ -268,12 +268,7 @@ class LaunchRecorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # After an exception too: the launch may be in flight.
-        try:
-            self.commit()
-        except CuglueError as second:
-            if error is None:
-                raise
-            error.add_note(f"noting what the launch uses failed too: {second}")
+        leave(self.commit, error, "noting what the launch uses")
 
     def _check_open(self, call: str) -> None:
         if self._closed:

@@ -12,6 +12,7 @@ import threading
 from enum import Enum
 from io import TextIOWrapper
 from os import PathLike
+from types import TracebackType
 from typing import IO, Any, NamedTuple, Protocol, Self, TextIO, cast
 
 from ..errors import (
@@ -23,6 +24,7 @@ from ..errors import (
     StreamMisuse,
     UseAfterFree,
 )
+from ..lifecycle import leave
 
 MESSAGE_BYTES = 256
 _ELLIPSIS = "\u2026"
@@ -201,8 +203,10 @@ class _FileSink:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        leave(self.close, error, f"closing {self!r}")
 
 
 class CsvSink(_FileSink):

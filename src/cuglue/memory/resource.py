@@ -24,6 +24,7 @@ from ..core.stream import Stream, as_stream
 from ..driver.protocol import Access
 from ..driver.registry import current_driver
 from ..errors import StreamMisuse, UsageError
+from ..lifecycle import leave
 from . import cupy_plug
 from .block import UNTAGGED, DeviceBlock, as_size
 from .cupy_scope import Scope
@@ -202,7 +203,7 @@ class DeviceMemoryResource(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        leave(self.close, error, f"closing {self!r}")
 
 
 class LayeredResource(DeviceMemoryResource):
