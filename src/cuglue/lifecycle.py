@@ -150,20 +150,21 @@ def step(table: Table[S], state: S, event: str, who: object = "object") -> S:
     raise error(f"{who} is {state.value}", got=f"'{event}'", expected=f"one of: {allowed}")
 
 
-def leave(end: Callable[[], None], error: BaseException | None, doing: str) -> None:
+def leave(end: Callable[[], None], error: BaseException | None, doing: str, who: object) -> None:
     """End a ``with`` block by ``end()``, whose failure must not hide ``error``, the one of the block's body.
 
     Args:
         end: gives back what the block held.
         error: what the body raised; a failure of ``end`` becomes a note on it. None: the failure is raised.
         doing: what ``end`` does, for the note.
+        who: the object, for the note alone: its name is not made where nothing fails.
     """
     try:
         end()
     except Exception as second:
         if error is None:
             raise
-        error.add_note(f"{doing} failed too: {second}")
+        error.add_note(f"{doing} {who!r} failed too: {second}")
 
 
 class Owned:
@@ -215,7 +216,7 @@ class Owned:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        leave(self.close, error, f"closing {self!r}")
+        leave(self.close, error, "closing", self)
 
     def __del__(self) -> None:
         if self._owned_pid != os.getpid() or self.closed or sys.is_finalizing():

@@ -160,12 +160,12 @@ def test_a_failure_on_the_way_out_does_not_hide_the_one_inside() -> None:
         raise OSError("disk full")
 
     inside = KeyError("the user's")
-    lifecycle.leave(end, inside, "closing the log")
-    assert inside.__notes__ == ["closing the log failed too: disk full"]
+    lifecycle.leave(end, inside, "closing", "the log")
+    assert inside.__notes__ == ["closing 'the log' failed too: disk full"]
     with pytest.raises(OSError, match="disk full"):
-        lifecycle.leave(end, None, "closing the log")
+        lifecycle.leave(end, None, "closing", "the log")
     with pytest.raises(KeyboardInterrupt):  # nothing stands against an interrupt
-        lifecycle.leave(_interrupt, inside, "closing the log")
+        lifecycle.leave(_interrupt, inside, "closing", "the log")
 
 
 def _interrupt() -> None:

@@ -189,7 +189,7 @@ class Buffer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        leave(self.close, error, f"closing {self!r}")
+        leave(self.close, error, "closing", self)
 
     def __cuglue_operand__(self, place: Place) -> Operand:
         """The buffer as an operand of the runtime at ``place``."""

@@ -192,7 +192,7 @@ class CudaMap(MapUsers):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        leave(self.release, error, f"leaving {self!r}")
+        leave(self.release, error, "leaving", self)
 
     def release(self, stream: Any = None) -> None:
         """Leave the map: publish what was written, give the object back. Releasing again does nothing.

@@ -255,7 +255,7 @@ class Tensor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        leave(self.close, error, f"closing {self!r}")
+        leave(self.close, error, "closing", self)
 
 
 def _size(shape: Sequence[int], format: Format) -> tuple[int, int]:

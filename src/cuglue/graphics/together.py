@@ -34,7 +34,7 @@ class MapList(list[CudaMap]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        leave(self.release, error, f"leaving {len(self)} maps")
+        leave(self.release, error, "leaving", self)
 
     def release(self) -> None:
         """Leave every map, as :meth:`CudaMap.release` does. Releasing again tries those again that could not be left.

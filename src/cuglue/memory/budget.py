@@ -290,7 +290,7 @@ class BudgetReservation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        leave(self.close, error, f"closing {self!r}")
+        leave(self.close, error, "closing", self)
 
     def __del__(self) -> None:
         if not self.closed and self.remaining:

@@ -268,7 +268,7 @@ class LaunchRecorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # After an exception too: the launch may be in flight.
-        leave(self.commit, error, "noting what the launch uses")
+        leave(self.commit, error, "committing", self)
 
     def _check_open(self, call: str) -> None:
         if self._closed:

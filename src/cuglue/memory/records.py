@@ -206,7 +206,7 @@ class _FileSink:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        leave(self.close, error, f"closing {self!r}")
+        leave(self.close, error, "closing", self)
 
 
 class CsvSink(_FileSink):

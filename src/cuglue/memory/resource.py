@@ -203,7 +203,7 @@ class DeviceMemoryResource(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        leave(self.close, error, f"closing {self!r}")
+        leave(self.close, error, "closing", self)
 
 
 class LayeredResource(DeviceMemoryResource):
