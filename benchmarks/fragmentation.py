@@ -3,7 +3,8 @@
 Teaches: nothing; measures.   Needs: nothing (peers need a CUDA device).   Run: python benchmarks/fragmentation.py
 
 Without a device our pools run over addresses that nothing is behind, beside a model of CuPy's algorithm. With one, the
-real peers run in the same process. The table is printed in Markdown; --raw writes all figures as JSON.
+real peers run in the same process. The table is printed in Markdown, one line for a trace and seed; --raw writes all
+figures as JSON.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import argparse
 import gc
 import importlib.util
 import json
-import sys
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable
@@ -55,10 +55,20 @@ class Paper(DirectCudaResource):
 
 
 class Ours:
-    """Our pool over any resource."""
+    """Our pool over any resource.
 
-    def __init__(self, source: Callable[[], Any], **options: Any) -> None:
+    Args:
+        source: makes the resource.
+        held: bytes that the driver keeps for that resource, if it keeps any; else the pool's own count is the truth.
+        options: of the pool.
+    """
+
+    def __init__(
+        self, source: Callable[[], Any], *, held: Callable[[], int] | None = None, **options: Any
+    ) -> None:
         self.pool = PoolResource(source(), **options)
+        self._held = held
+        self._before = held() if held else 0
         self._streams: dict[int, Any] = {}
 
     def _stream(self, number: int) -> Any:
@@ -80,7 +90,7 @@ class Ours:
         self.pool.deallocate(memory)
 
     def reserved(self) -> int:
-        return self.pool.bytes_reserved
+        return self._held() - self._before if self._held else self.pool.bytes_reserved
 
     def close(self) -> None:
         driver, device = self.pool.driver, self.pool.device
@@ -88,6 +98,14 @@ class Ours:
         driver.device_synchronize(device)
         if driver.capabilities(device).async_memory:
             driver.pool_trim(0, device)  # the next contestant may ask what the driver's pool holds
+
+
+def held_by_driver() -> int:
+    """Bytes of the driver's own pool."""
+    from cupy.cuda import runtime
+
+    pool = runtime.deviceGetDefaultMemPool(0)
+    return int(runtime.memPoolGetAttribute(pool, runtime.cudaMemPoolAttrReservedMemCurrent))
 
 
 class CupyModel:
@@ -170,13 +188,7 @@ class Cupy:
             memory[0] = None
 
     def reserved(self) -> int:
-        if not self._async:
-            return int(self._pool.total_bytes()) - self._before
-        runtime = self._cupy.cuda.runtime
-        pool = runtime.deviceGetDefaultMemPool(0)
-        return (
-            int(runtime.memPoolGetAttribute(pool, runtime.cudaMemPoolAttrReservedMemCurrent)) - self._before
-        )
+        return (held_by_driver() if self._async else int(self._pool.total_bytes())) - self._before
 
     def close(self) -> None:
         self._pool.free_all_blocks()
@@ -260,25 +272,37 @@ def replay(trace: list[Event], allocator: Allocator) -> dict[str, float]:
     }
 
 
-def contestants(simulated: bool) -> dict[str, Callable[[], Allocator]]:
-    """Who runs here, by name."""
+def contestants(simulated: bool) -> tuple[dict[str, Callable[[], Allocator]], list[str]]:
+    """Who runs here, by name, and who cannot."""
     if simulated:
-        return {"cuglue pool": lambda: Ours(Paper), "CuPy's algorithm": CupyModel}
-    found: dict[str, Callable[[], Allocator]] = {
-        "cuglue pool": lambda: Ours(lambda: DirectCudaResource(mode="sync")),
-        "cuglue pool, async": lambda: Ours(cuglue.AsyncCudaResource),
-        "cuglue pool, expandable": lambda: Ours(ExpandableCudaResource),
-        "CuPy MemoryPool": lambda: Cupy("pool"),
-        "CuPy MemoryAsyncPool": lambda: Cupy("async"),
-        "CuPy's algorithm": CupyModel,
+        return {"cuglue pool": lambda: Ours(Paper), "CuPy's algorithm": CupyModel}, []
+    virtual = cuglue.current_driver().capabilities(0).virtual_memory
+    everybody: dict[str, tuple[bool, Callable[[], Allocator]]] = {
+        "cuglue pool": (True, lambda: Ours(lambda: DirectCudaResource(mode="sync"))),
+        "cuglue pool, async": (True, lambda: Ours(cuglue.AsyncCudaResource, held=held_by_driver)),
+        "cuglue pool, expandable": (virtual, lambda: Ours(ExpandableCudaResource)),
+        "CuPy MemoryPool": (True, lambda: Cupy("pool")),
+        "CuPy MemoryAsyncPool": (True, lambda: Cupy("async")),
+        "CuPy's algorithm": (True, CupyModel),
+        "RMM pool": (importlib.util.find_spec("rmm") is not None, Rmm),
+        "torch": (importlib.util.find_spec("torch") is not None, Torch),
     }
-    if not cuglue.current_driver().capabilities(0).virtual_memory:
-        del found["cuglue pool, expandable"]
-    if importlib.util.find_spec("rmm"):
-        found["RMM pool"] = Rmm
-    if importlib.util.find_spec("torch"):
-        found["torch"] = Torch
-    return found
+    found = {name: make for name, (there, make) in everybody.items() if there}
+    return found, [name for name in everybody if name not in found]
+
+
+def measure(
+    trace: list[Event], makers: dict[str, Callable[[], Allocator]]
+) -> dict[str, dict[str, float] | str]:
+    """The figures of each contestant, or why there are none."""
+    row: dict[str, dict[str, float] | str] = {}
+    for who, make in makers.items():
+        gc.collect()
+        try:
+            row[who] = replay(trace, make())
+        except Exception as error:  # noqa: BLE001 - a peer that cannot run is a cell of the table
+            row[who] = f"failed: {type(error).__name__}: {error}"
+    return row
 
 
 def main() -> int:
@@ -288,38 +312,30 @@ def main() -> int:
         "--driver", choices=["cuda", "sim"], default="cuda" if cuglue.is_cuda_available() else "sim"
     )
     parser.add_argument("--trace", action="append", choices=list(TRACES), help="only these")
+    parser.add_argument("--only", action="append", metavar="NAME", help="only these contestants")
+    parser.add_argument(
+        "--seed", action="append", type=int, help="traces of this seed instead of the default ones"
+    )
     parser.add_argument("--raw", metavar="FILE", help="write all figures as JSON")
     options = parser.parse_args()
     results: dict[str, dict[str, dict[str, float] | str]] = {}
     with cuglue.use_driver(options.driver):
-        makers = contestants(options.driver == "sim")
+        makers, missing = contestants(options.driver == "sim")
+        makers = {name: make for name, make in makers.items() if not options.only or name in options.only}
+        for name in missing:
+            print(f"left out, not here: {name}")
         print("| trace | in use, MiB | " + " | ".join(makers) + " |")
         print("|---" * (len(makers) + 2) + "|")
         for name in options.trace or TRACES:
-            trace = TRACES[name]()
-            row: dict[str, dict[str, float] | str] = {}
-            for who, make in makers.items():
-                gc.collect()
-                try:
-                    row[who] = replay(trace, make())
-                except Exception as error:  # noqa: BLE001 - a peer that cannot run is a cell of the table
-                    row[who] = f"{type(error).__name__}: {error}"
-            results[name] = row
-            cells = [f"{cell['ratio']:.3f}" if isinstance(cell, dict) else "failed" for cell in row.values()]
-            print(
-                f"| {name} | {peak_in_use(trace) / (1 << 20):.0f} | " + " | ".join(cells) + " |", flush=True
-            )
+            for seed in options.seed or [None]:
+                trace = TRACES[name]() if seed is None else TRACES[name](seed)
+                title = name if seed is None else f"{name}, seed {seed}"
+                results[title] = row = measure(trace, makers)
+                cells = [cell if isinstance(cell, str) else f"{cell['ratio']:.3f}" for cell in row.values()]
+                print(f"| {title} | {peak_in_use(trace) / (1 << 20):.0f} | {' | '.join(cells)} |", flush=True)
     if options.raw:
         with open(options.raw, "w", encoding="utf-8") as file:
             json.dump({"driver": options.driver, "results": results}, file, indent=1)
-    failed = [
-        f"{name}, {who}: {cell}"
-        for name, row in results.items()
-        for who, cell in row.items()
-        if isinstance(cell, str)
-    ]
-    for line in failed:
-        print(f"failed: {line}", file=sys.stderr)
     return 0
 
 
