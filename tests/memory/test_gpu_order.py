@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,17 @@ import cupy
 import pytest
 
 import cuglue
-from cuglue import Access, AsyncCudaResource, DirectCudaResource, LaunchRecorder, PoolResource, testing
+from cuglue import (
+    Access,
+    AsyncCudaResource,
+    DirectCudaResource,
+    LaunchRecorder,
+    PoolResource,
+    testing,
+)
+from cuglue.driver.protocol import CopyKind
+from cuglue.errors import DriverError
+from cuglue.memory.readback import read_back
 
 pytestmark = pytest.mark.gpu
 N = 1 << 20
@@ -122,6 +133,71 @@ def test_plain_cupy_afterwards_sees_what_was_launched_elsewhere() -> None:
         s1.synchronize()
         assert int(b.sum()) == N
         del a, b
+
+
+def test_the_context_covers_streams_that_were_destroyed() -> None:
+    """What joins the whole context also comes after work of streams that nobody can name any more."""
+    driver = cuglue.current_driver()
+    if not driver.capabilities(0).context_events:
+        with pytest.raises(DriverError):
+            driver.context_record(driver.event_create(0), 0)
+        return
+    pinned = cuglue.PinnedHostResource()
+    word = pinned.allocate(4096)
+    seen = pinned.view(word)
+    seen[:] = bytes(4096)
+    source, target = AsyncCudaResource(), cuglue.as_stream(two_streams()[0])
+    block = source.allocate(4096, target)
+    driver.fill_async(block.ptr, 1, 4096, target.handle)
+    target.synchronize()
+    event, gone = driver.event_create(0), driver.stream_create(0)
+    with testing.Latch(gone) as latch:
+        driver.fill_async(block.ptr, 2, 4096, gone)
+        driver.stream_destroy(gone)
+        driver.context_record(event, 0)
+        driver.stream_wait_event(target.handle, event)
+        driver.copy_async(word.ptr, block.ptr, 4096, CopyKind.D2H, target.handle)
+        time.sleep(0.05)
+        early = driver.event_query(event), bytes(seen[:1])
+        latch.release()
+    target.submit()
+    target.synchronize()
+    assert early == (False, b"\0"), "an event of the context left out a destroyed stream"
+    assert bytes(seen) == b"\2" * 4096
+    driver.event_destroy(event)
+    source.deallocate(block)
+    source.reap_pending()
+    pinned.deallocate(word)
+    pinned.reap_pending()
+
+
+def test_a_free_comes_after_a_use_on_a_stream_known_by_number_and_destroyed_since() -> None:
+    driver = cuglue.current_driver()
+    source = AsyncCudaResource()
+    home = cuglue.as_stream(two_streams()[0])
+    copy = source.allocate(4096, home)
+    block = source.allocate(4096, home)
+    driver.fill_async(block.ptr, 1, 4096, home.handle)
+    home.submit()
+    home.synchronize()
+    gone = driver.stream_create(0)
+    with testing.Latch(gone) as latch:
+        driver.copy_async(copy.ptr, block.ptr, 4096, CopyKind.D2D, gone)
+        source.record_block_use(block, gone)
+        driver.stream_destroy(gone)
+        source.deallocate(block)
+        other = source.allocate(4096, home)
+        driver.fill_async(other.ptr, 2, 4096, home.handle)
+        home.submit()
+        time.sleep(0.05)
+        ran_on = home.query()
+        latch.release()
+    (seen,) = read_back(home, (copy.ptr, 4096))
+    assert not ran_on, "the free did not wait for the destroyed stream"
+    assert (seen == 1).all()
+    for left in (copy, other):
+        source.deallocate(left)
+    source.reap_pending()
 
 
 def test_views_and_round_trips_reach_the_block() -> None:

@@ -6,6 +6,7 @@ import gc
 import random
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -701,15 +702,27 @@ def test_a_stream_known_by_number_is_not_freed_on(driver: Any, resource: Any) ->
     assert accounting(resource) == (0, 0, 0)
 
 
-def test_report_M02_per_thread_default_streams_have_an_owner(driver: Any, resource: Any) -> None:
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("gone", [False, True], ids=["its thread lives", "its thread is gone"])
+def test_report_M02_per_thread_default_streams_have_an_owner(driver: Any, resource: Any, gone: bool) -> None:
     """Each thread's stream 2 is another stream: a free from a second thread must not happen on its own."""
+    made: list[Any] = []
+    there, leave = threading.Event(), threading.Event()
 
-    def allocate() -> Any:
+    def allocate() -> None:
         block = resource.allocate(4096, PER_THREAD_STREAM)
         fill(block, 3, PER_THREAD_STREAM)
-        return block
+        made.append(block)
+        there.set()
+        leave.wait(20)
 
-    block = in_thread(allocate)
+    thread = threading.Thread(target=allocate, daemon=True)
+    thread.start()
+    assert there.wait(20), "the thread hangs"
+    if gone:
+        leave.set()
+        ended(thread)
+    block = made.pop()
     mine = cuglue.as_stream(PER_THREAD_STREAM)
     assert block.alloc_stream is not mine
     with testing.trace() as calls:
@@ -718,6 +731,18 @@ def test_report_M02_per_thread_default_streams_have_an_owner(driver: Any, resour
     assert "context_record" in [c.method for c in calls]
     resource.reap_pending()
     assert accounting(resource) == (0, 0, 0)
+    leave.set()
+    ended(thread)
+
+
+def ended(thread: threading.Thread) -> None:
+    """Wait until the system has ended the thread: after Python is done with it the driver destroys its stream."""
+    thread.join(20)
+    task = Path(f"/proc/self/task/{thread.native_id}")
+    until = time.monotonic() + 20
+    while task.exists():
+        assert time.monotonic() < until, "the thread does not end"
+        time.sleep(0.001)
 
 
 def test_the_owner_thread_frees_on_its_own_stream(driver: Any, resource: Any) -> None:
