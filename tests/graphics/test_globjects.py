@@ -21,7 +21,7 @@ from cuglue.errors import (
     UsageError,
 )
 from cuglue.formats import FORMATS, Format, by_name
-from cuglue.graphics import glcalls, glcontext, globjects
+from cuglue.graphics import glcalls, glcontext, globjects, glquestions
 
 pytestmark = pytest.mark.gl
 
@@ -285,6 +285,27 @@ def test_buffers_round_trip_also_where_glBufferSubData_may_not_write(flags: int 
     assert glpixels.read_buffer(name, 8, 8).view(np.float64) == 7.5
     np.testing.assert_array_equal(glpixels.read_buffer(name, offset=16)[:-3], data[16:-3])
     assert globjects.describe_buffer(name) == 1001
+
+
+def test_the_question_of_every_map_leaves_the_applications_errors_alone() -> None:
+    name, raw = buffer(24), glquestions._find()
+    raw["glGetNamedBufferParameteri64v"](987654, 0xDEAD, None)
+    assert globjects.buffer_size(name) == 24
+    assert raw["glGetError"]() != 0
+
+
+def test_the_question_of_every_map_finds_what_is_gone_and_leaves_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    name = buffer(24)
+    GL.glDeleteBuffers(1, [name])
+    with pytest.raises(NotAllocatedError, match=f"buffer {name} is no object"):
+        globjects.buffer_size(name)
+    empty = GL.GLuint()
+    GL.glCreateBuffers(1, empty)
+    with pytest.raises(NotAllocatedError, match="has no storage"):
+        globjects.buffer_size(empty.value)
+    assert caplog.text == ""  # nobody is told of errors that our own question left
 
 
 @pytest.mark.parametrize(("nbytes", "offset"), [(17, 0), (1, 16), (4, -1), (-1, 0), (None, 17)])

@@ -284,12 +284,11 @@ def as_stream(obj: object = None, *, device: int | None = None, driver: Driver |
     if obj is None:
         device_state(driver, device or 0)  # an unknown device gets our error, not the array library's
         obj = driver.stream_current(device or 0)
-    handle, own_device = _handle_of(obj)
+    handle, own_device, owner = _handle_of(obj)
     if handle == LEGACY_STREAM:
         handle = 0  # two names of one stream: DLPack says 1, CuPy 0, and one must not wait for the other
     _check_device(obj, own_device, device)
     state = device_state(driver, own_device if own_device is not None else device or 0)
-    owner = None if whole(obj) is not None else obj
     thread = this_thread() if handle == PER_THREAD_STREAM else None
     key: Any = handle if thread is None else (handle, thread)
     reference = state.streams.get(key)
@@ -312,29 +311,29 @@ def _forget(state: DeviceState, key: Any) -> None:
         state.streams.pop(key, None)
 
 
-def _handle_of(obj: object) -> tuple[int, int | None]:
-    """``(handle, device or None)`` of a foreign stream object."""
+def _handle_of(obj: object) -> tuple[int, int | None, object]:
+    """``(handle, device or None, owner or None)`` of a foreign stream; a number owns nothing."""
+    ptr = getattr(obj, "ptr", None)  # CuPy and the simulated device
+    if isinstance(ptr, int):
+        where = getattr(obj, "device_id", None)
+        where = getattr(obj, "device", None) if where is None else where
+        return ptr, where if isinstance(where, int) and where >= 0 else None, obj
+    ptr = getattr(obj, "cuda_stream", None)  # PyTorch
+    if isinstance(ptr, int):
+        return ptr, cast("int | None", getattr(getattr(obj, "device", None), "index", None)), obj
     number = whole(obj)
     if number is not None:
         if number < 0:
             raise StreamMisuse(
                 "stream handle", got=number, expected="an int of 0 or more, or a stream object"
             )
-        return number, None
-    ptr = getattr(obj, "ptr", None)  # CuPy and the simulated device
-    if isinstance(ptr, int):
-        where = getattr(obj, "device_id", None)
-        where = getattr(obj, "device", None) if where is None else where
-        return ptr, where if isinstance(where, int) and where >= 0 else None
-    ptr = getattr(obj, "cuda_stream", None)  # PyTorch
-    if isinstance(ptr, int):
-        return ptr, cast("int | None", getattr(getattr(obj, "device", None), "index", None))
+        return number, None, None
     protocol = getattr(obj, "__cuda_stream__", None)
     if protocol is not None:
         version, ptr = protocol() if callable(protocol) else protocol
         if version != 0:
             raise UsageError(f"__cuda_stream__ of {obj!r}", got=f"version {version}", expected="version 0")
-        return int(ptr), None
+        return int(ptr), None, obj
     raise StreamMisuse(
         "stream", got=repr(obj), expected="None, a CuPy or PyTorch stream, __cuda_stream__ or an int handle"
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any, Literal
 
 from ..arguments import whole
@@ -24,7 +25,7 @@ from .defaults import default_memory
 from .diagnose import explained
 from .glcontext import GlContext, current, headless, ops_here
 from .gldevice import device_of_context
-from .globjects import RENDERBUFFER, TEXTURE_2D, describe_buffer, describe_image, target_name
+from .globjects import RENDERBUFFER, TEXTURE_2D, buffer_size, describe_buffer, describe_image, target_name
 from .glops import CudaGlOps, GlOps
 from .handle import CudaHandle
 from .image_copy import image_copier
@@ -197,7 +198,7 @@ def _open_buffer(driver: Driver, ops: GlOps, name: int, access: Access, device: 
             GlRegistration(state, ops, resource),
             size,
             readonly=access == "read",
-            current_size=lambda: describe_buffer(name),
+            current_size=partial(buffer_size, name),
             what=what,
         )
 

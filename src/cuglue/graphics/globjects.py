@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..errors import NotAllocatedError, UsageError
-from .glquestions import Questions
+from .glquestions import BUFFER_SIZE, Questions, quick_size
 
 TEXTURE_2D = 0x0DE1
 RENDERBUFFER = 0x8D41
@@ -17,7 +17,6 @@ _TARGET = 0x1006
 _LEVEL = 0x1000, 0x1001, 0x8071, 0x1003, 0x9106  # width, height, depth, internal format, samples
 _FLAT_LEVEL = 0x1000, 0x1001, 0x1003  # width, height, internal format
 _RENDERBUFFER = 0x8D42, 0x8D43, 0x8D44, 0x8CAB  # width, height, internal format, samples
-_BUFFER_SIZE = 0x8764
 _CUBE_MAP = 0x8513
 
 _TARGETS = {
@@ -67,10 +66,15 @@ def describe_buffer(name: int) -> int:
     what = f"buffer {name}"
     ask = Questions(what)
     _require(ask.exists("glIsBuffer", name), what, "glBindBuffer")
-    size = ask.size("glGetNamedBufferParameteri64v", name, _BUFFER_SIZE)
+    size = ask.size("glGetNamedBufferParameteri64v", name, BUFFER_SIZE)
     if not size:
         raise _no_storage(what, "glNamedBufferStorage or glBufferData")
     return size
+
+
+def buffer_size(name: int) -> int:
+    """:func:`describe_buffer` for every map: one question where all is well."""
+    return quick_size(name) or describe_buffer(name)
 
 
 def describe_texture(name: int, target: int = TEXTURE_2D, level: int = 0) -> ImageInfo:

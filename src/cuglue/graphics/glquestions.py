@@ -29,6 +29,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # result, then arguments
     "glGetTextureLevelParameteriv": (None, c_uint, c_int, c_uint, c_void_p),
     "glGetNamedRenderbufferParameteriv": (None, c_uint, c_uint, c_void_p),
 }
+BUFFER_SIZE = 0x8764
 _FLAGS = 8  # OpenGL keeps at most one flag for each error; a lost context would report for ever
 
 Function = Callable[..., Any]
@@ -95,6 +96,25 @@ class Questions:
         while len(codes) < _FLAGS - 1 and (code := self._functions["glGetError"]()):
             codes.append(code)
         return codes
+
+
+def quick_size(name: int) -> int:
+    """Bytes of a buffer, by one question; 0: OpenGL gave no answer, and :class:`Questions` finds out why.
+
+    The application's own error flags stay as they are.
+
+    Raises: as :class:`Questions`, where that cannot be made.
+    """
+    check_context()
+    try:
+        ask = _find()["glGetNamedBufferParameteri64v"]
+    except LookupError:
+        return 0
+    value = c_int64()
+    ask(name, BUFFER_SIZE, byref(value))
+    if not value.value:
+        _find()["glGetError"]()  # of this very question
+    return value.value
 
 
 @functools.cache
