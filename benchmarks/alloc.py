@@ -4,8 +4,8 @@ Teaches: nothing; measures.   Needs: a CUDA device and CuPy.   Run: python bench
 
 A pair is ``cupy.cuda.alloc(n)`` and the drop of what it gave. Contestants take turns round after round, so that a
 machine that slows down slows all of them. The first table has medians in nanoseconds and ratios to CuPy's
-``malloc_async``, the second what each decorator adds to the resource below it, beside what it may add; --raw FILE keeps
-every sample.
+``malloc_async``, the second what each decorator adds to the resource below it, beside what it may add, the third where
+the time of a pair goes, piece by piece; --raw FILE keeps every sample.
 """
 
 from __future__ import annotations
@@ -149,6 +149,66 @@ def _timed(stream: Any, nbytes: int, count: int) -> float:
     return (time.perf_counter() - start) / count * 1e9
 
 
+def parts(count: int) -> dict[str, float]:
+    """Nanoseconds of the pieces that a pair is made of, each alone, on the default stream; the least of many."""
+    import cupy
+    from cupy.cuda import BaseMemory, MemoryPointer, alloc, runtime
+
+    driver = cuglue.current_driver()
+    nbytes = 1 << 20
+    own = cupy.cuda.Stream(non_blocking=True)
+
+    class Memory(BaseMemory):
+        """As much of an array's memory as CuPy asks for."""
+
+        __slots__ = ()
+
+        def __del__(self) -> None:
+            dead.append(self)
+
+    dead: list[Any] = []
+    kept = runtime.malloc(nbytes)
+
+    def memory() -> Any:
+        made = Memory.__new__(Memory)
+        made.ptr, made.size, made.device_id = kept, nbytes, 0
+        return MemoryPointer(made, 0)
+
+    def memory_of_an_array() -> None:
+        memory()
+        dead.clear()
+
+    ready = memory()
+    pieces: dict[str, Callable[[], Any]] = {
+        "runtime.mallocAsync and freeAsync": lambda: runtime.freeAsync(runtime.mallocAsync(nbytes, 0), 0),
+        "the same by way of our driver": lambda: driver.free_async(driver.malloc_async(nbytes, 0, 0), 0, 0),
+        "the current stream, of CuPy": lambda: cupy.cuda.get_current_stream(0),
+        "the current stream, of our driver": lambda: driver.stream_current(0),
+        "whether a stream captures": lambda: driver.capture_status(own.ptr),
+        "a memory object, its pointer and finaliser": memory_of_an_array,
+        "cupy.cuda.alloc that gives what is there": lambda: alloc(nbytes),
+        "nothing (the loop, and a call)": lambda: None,
+    }
+    former = cupy.cuda.get_allocator()
+    cupy.cuda.set_allocator(lambda nbytes: ready)
+    gc.collect()
+    gc.disable()
+    try:
+        return {name: min(_repeat(piece, count // 20) for _ in range(20)) for name, piece in pieces.items()}
+    finally:
+        gc.enable()
+        cupy.cuda.set_allocator(former)
+        cupy.cuda.Device(0).synchronize()
+        runtime.free(kept)
+
+
+def _repeat(piece: Callable[[], Any], count: int) -> float:
+    start = time.perf_counter()
+    for _ in range(count):
+        piece()
+    return (time.perf_counter() - start) / count * 1e9
+
+
 def second_stream() -> dict[str, int]:
     """Driver calls that a block costs more because a second stream used it."""
     resource = AsyncCudaResource()
@@ -219,6 +279,9 @@ def main() -> int:
                 samples[key][name].append(sample(name, options.nbytes, options.count, own_stream))
         medians = {name: statistics.median(found) for name, found in samples[key].items()}
         print(f"\n{options.nbytes} bytes on {key}\n\n{table(medians)}\n\n{verdicts(medians)}", flush=True)
+    pieces = parts(options.count)
+    print("\nwhere the time goes\n\n| piece | ns |\n|---|---|")
+    print("\n".join(f"| {name} | {ns:.0f} |" for name, ns in pieces.items()))
     more = second_stream()
     print(f"\na block used on two streams costs more: {more}")
     if options.raw:
@@ -229,7 +292,15 @@ def main() -> int:
         }
         with open(options.raw, "w", encoding="utf-8") as file:
             json.dump(
-                {"machine": machine, "unit": "ns", "samples": samples, "second stream": more}, file, indent=1
+                {
+                    "machine": machine,
+                    "unit": "ns",
+                    "samples": samples,
+                    "pieces": pieces,
+                    "second stream": more,
+                },
+                file,
+                indent=1,
             )
     return 0
 
