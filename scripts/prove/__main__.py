@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import sweeps
+from . import exits, sweeps
 from .run import TESTS, BrokenTree, Judge, Verdict, mutants_in, read_equivalents
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -35,10 +35,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--sweep", action="store_true", help="run the fault sweep instead, and print its table"
     )
+    parser.add_argument(
+        "--exits", action="store_true", help="run the exit and fork matrix instead, and print its table"
+    )
+    parser.add_argument("--driver", default="sim", help="of the exit matrix: sim or cuda")
     parser.add_argument("--json", type=Path, help="write the verdicts here, one a line")
     options = parser.parse_args(arguments)
     if options.sweep:
         return sweeps.main()
+    if options.exits:
+        return exits.main(options.driver, options.jobs, options.only)
     mutants = mutants_in(ROOT / "src" / "cuglue", options.only)
     if options.list:
         for mutant in mutants:

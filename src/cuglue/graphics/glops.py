@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 from ..core import process
 from ..errors import BusyError, ClosedError, WrongThreadError
 from .glcurrent import ContextId, ThreadRef, current_context, require_context
-from .glqueue import Posted, Queue, Request, check_process, drain, refuse, run
+from .glqueue import Posted, Queue, Request, check_process, drain, gone, refuse, run
 from .glworker import OwnedContext, Start, close_at_exit, serve
 
 T = TypeVar("T")
@@ -131,11 +131,10 @@ class GlOps(ABC):
         if not self.alive:
             raise self._gone()
 
-    def _gone(self) -> ClosedError:
-        return ClosedError(
-            f"{self} {'is closed' if self._closed else 'has lost its thread'}",
-            hint="Keep the context and its thread alive as long as anything registered in it",
-        )
+    def _gone(self) -> BaseException:
+        how = "is closed" if self._closed else "has lost its thread"
+        hint = "Keep the context and its thread alive as long as anything registered in it"
+        return gone(ClosedError(f"{self} {how}", hint=hint))
 
     def _wrong_thread(self, hint: str) -> WrongThreadError:
         owner, caller = self.thread, ThreadRef.current()

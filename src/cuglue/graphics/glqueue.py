@@ -88,7 +88,8 @@ class Posted:
             log.exception("queued GL work failed: %r", self.fn)
 
     def refuse(self, error: BaseException) -> None:
-        log.warning("queued GL work was dropped (%s): %r", error, self.fn)
+        if not isinstance(error, SystemExit):
+            log.warning("queued GL work was dropped (%s): %r", error, self.fn)
 
 
 # SimpleQueue.put is re-entrant and takes no lock that a finaliser could find held: that is what post() needs.
@@ -112,7 +113,25 @@ def run(item: Request[Any] | Posted) -> None:
     item.run()
 
 
+_process_ends = threading.Event()
+
+
+def end_quietly() -> None:
+    """From now on ``atexit`` functions close contexts under daemon threads, which cannot know it."""
+    _process_ends.set()
+
+
+def gone(error: ClosedError) -> BaseException:
+    """``error``; for a thread that goes on while the process ends, what ends it without a word on stderr."""
+    daemon = threading.current_thread().daemon
+    return SystemExit() if daemon and _process_ends.is_set() else error
+
+
 def refuse(item: Request[Any] | Posted) -> None:
+    if _process_ends.is_set():
+        return item.refuse(
+            SystemExit()
+        )  # whoever waits is such a thread: the main one runs the atexit functions
     item.refuse(
         ClosedError("the GL context's thread has ended", hint="Keep the context open as long as it is used")
     )

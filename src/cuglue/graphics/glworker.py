@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from ..errors import CuglueError
 from .glcurrent import ContextId, current_context
-from .glqueue import Posted, Queue, Request, drain, refuse
+from .glqueue import Posted, Queue, Request, drain, end_quietly, refuse
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +101,7 @@ def close_at_exit(worker: _Closable) -> None:
 
 @atexit.register
 def _close_all() -> None:
+    end_quietly()
     for worker in list(_live):
         try:
             worker.close()

@@ -127,7 +127,7 @@ class Tensor:
 
         Args:
             stream: where to copy from and to the handle's object; None: the array library's current stream.
-            readonly: nothing is written back; the array says so.
+            readonly: nothing is written back; the array says so. Nor is it when the map is dropped without being left.
 
         Ordering: with a handle, blocks the host for the copy in, and for the copy back on leaving; else touches no
             stream.
@@ -145,6 +145,9 @@ class Tensor:
             array.flags.writeable = not readonly
             try:
                 yield array
+            except GeneratorExit:
+                readonly = True  # dropped, not left: by a collector, on any thread, or when the process ends
+                raise
             finally:
                 if self._cuda is not None and not readonly:
                     with self._cuda.map_mut(stream, overwrite=self._cuda.size == self.nbytes) as m:

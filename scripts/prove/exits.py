@@ -1,0 +1,79 @@
+"""``python -m scripts.prove --exits``: runs the exit and fork matrix, each program in a process, and prints its table.
+
+Owns the processes and the verdicts: code 0 and nothing on stderr. Must not know the programs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from .endings import Program, programs
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SECONDS = 100.0
+
+
+class Ending(NamedTuple):
+    """How a program ended: its exit code (None: it hung) and what it left on stderr."""
+
+    program: Program
+    code: int | None
+    stderr: str
+
+    @property
+    def clean(self) -> bool:
+        """Whether it ended as promised."""
+        return self.code == 0 and not self.stderr
+
+
+def run(program: Program, driver: str = "sim", seconds: float = SECONDS) -> Ending:
+    """Run one program to its end."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "CUGLUE_DRIVER": driver}
+    environment.setdefault("PYOPENGL_PLATFORM", "egl")
+    environment.pop("PYTHONWARNINGS", None)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program.text],
+            env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        said = error.stderr or b""
+        return Ending(program, None, said.decode() if isinstance(said, bytes) else said)
+    return Ending(program, done.returncode, done.stderr)
+
+
+def run_all(chosen: Iterable[Program], driver: str, jobs: int) -> list[Ending]:
+    """Run programs, ``jobs`` at a time, in order."""
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(lambda program: run(program, driver), chosen))
+
+
+def main(driver: str = "sim", jobs: int = 2, only: Sequence[str] = ()) -> int:
+    """Run the matrix and print its table; 1 if a program did not end as promised."""
+    chosen = [p for p in programs() if not only or any(word in f"{p.group}: {p.row}" for word in only)]
+    endings = run_all(chosen, driver, jobs)
+    print(table(endings))
+    bad = [ending for ending in endings if not ending.clean]
+    for ending in bad:
+        program = ending.program
+        how = "hung" if ending.code is None else f"code {ending.code}"
+        print(f"\n{program.group}: {program.row} ({program.column}): {how}")
+        print("\n".join(f"    {line}" for line in ending.stderr.strip().splitlines()[-12:]))
+    return int(bool(bad) or not endings)
+
+
+def table(endings: Sequence[Ending]) -> str:
+    """Programs and faults by group and column; rows with faults by name."""
+    lines = [f"{'':16}{'':18}{'programs':>9}{'faults':>8}"]
+    ran: Counter[tuple[str, str]] = Counter((e.program.group, e.program.column) for e in endings)
+    bad = Counter((e.program.group, e.program.column) for e in endings if not e.clean)
+    lines += [f"{group:16}{column:18}{ran[group, column]:>9}{bad[group, column]:>8}" for group, column in ran]
+    lines.append(f"{'all':34}{len(endings):>9}{sum(bad.values()):>8}")
+    return "\n".join(lines)

@@ -1,0 +1,78 @@
+"""The exit and fork matrix: a selection of it here, all of it by ``python -m scripts.prove --exits``."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from prove import exits
+from prove.endings import THINGS, USES, Program, programs
+from prove.exits import Ending, run, table
+
+MATRIX = {(p.group, p.row, p.column): p for p in programs()}
+#: Each thing is alive at an exit, at a fork, and in a pair at least once.
+SELECTION = [
+    ("exit", "tensor, then handle", "as it is"),
+    ("exit", "map, then worker", "GL first"),
+    ("exit", "array, then future", "CUDA first"),
+    ("exit", "capture, then map", "CUDA first"),
+    ("fork", "before the import", "both work"),
+    ("fork", "map", "child uses it"),
+    ("fork", "worker", "child uses it"),
+    ("fork", "future", "child only ends"),
+    ("daemon threads", "launches and reads", "goes on"),
+]
+
+
+@pytest.mark.gl
+@pytest.mark.parametrize("name", SELECTION, ids=" ".join)
+def test_a_process_ends_with_code_0_and_says_nothing(name: tuple[str, str, str]) -> None:
+    ending = run(MATRIX[name])
+    assert (ending.code, ending.stderr) == (0, "")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", SELECTION, ids=" ".join)
+def test_on_a_device(name: tuple[str, str, str]) -> None:
+    ending = run(MATRIX[name], "cuda")
+    assert (ending.code, ending.stderr) == (0, "")
+
+
+def test_every_pair_in_both_orders_is_there() -> None:
+    rows = {row for group, row, _ in MATRIX if group == "exit"}
+    assert len(rows) == len(THINGS) + len(THINGS) * (len(THINGS) - 1)
+    assert set(USES) == set(THINGS)
+    assert {row for group, row, _ in MATRIX if group == "fork"} >= set(THINGS)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("import sys; sys.exit(3)", 3), ("import os; os.write(2, b'said')", 0), ("raise SystemExit", 0)],
+)
+def test_the_verdict(text: str, code: int) -> None:
+    ending = run(Program("exit", "sample", "as it is", text))
+    assert ending.code == code
+    assert ending.clean == (text == "raise SystemExit")
+
+
+def test_a_program_that_hangs_is_a_fault() -> None:
+    ending = run(Program("exit", "sample", "as it is", "import time; time.sleep(60)"), seconds=0.5)
+    assert (ending.code, ending.clean) == (None, False)
+
+
+def test_a_child_that_is_let_in_is_a_fault() -> None:
+    """The text that the matrix uses would notice."""
+    text = MATRIX["fork", "array", "child uses it"].text
+    assert run(Program("fork", "sample", "", text.replace(USES["array"], "pass"))).code == 1
+
+
+def test_the_table_and_the_status_tell_faults(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample = Program("exit", "sample", "as it is", f"import os; os.write(2, b'left by {os.getpid()}')")
+    monkeypatch.setattr(exits, "programs", lambda: iter([sample]))
+    assert exits.main() == 1
+    printed = capsys.readouterr().out
+    assert f"left by {os.getpid()}" in printed
+    assert table([Ending(sample, 0, ""), Ending(sample, 1, "")]).splitlines()[-1].split() == ["all", "2", "1"]
+    assert exits.main(only=["no such row"]) == 1, "nothing was run"
