@@ -5,7 +5,8 @@ alone: the rest of its file runs in a fresh process. One table comes last; exit 
 
     python scripts/gpu_suite.py                      # doctor, the gpu tests, the demo
     python scripts/gpu_suite.py --part tests/memory --part demo --timeout 60
-    python scripts/gpu_suite.py --part sanitize      # the tests marked so, under compute-sanitizer
+    python scripts/gpu_suite.py --part sanitize      # the tests marked so, under compute-sanitizer's memcheck
+    python scripts/gpu_suite.py --part sanitize --tool all --jobs 8
 
 Parts: doctor, tests, demo, sanitize, or the path of a test file or folder.
 """
@@ -20,13 +21,14 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_PARTS = ("doctor", "tests", "demo")
+SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 START_UP_SECONDS = 90.0  # importing the array libraries and making the first context, per process
 NO_TESTS_COLLECTED = 5
 
@@ -100,8 +102,14 @@ class Suite:
             row.failed, row.bad = 1, [f"exit status {status}"]
         self._add(row, log)
 
-    def tests(self, where: str, marker: str, prefix: Sequence[str] = ()) -> None:
-        """Every test under ``where`` that has ``marker``, file by file; ``prefix`` wraps the interpreter."""
+    def tests(self, where: str, marker: str, under: Mapping[str, Sequence[str]] | None = None) -> None:
+        """Every test under ``where`` that has ``marker``, file by file.
+
+        Args:
+            where: a test file or folder.
+            marker: which tests.
+            under: name and command line of each tool to run them under, all at the same time; None: under none.
+        """
         tests = self._collect(where, marker)
         if tests is None:
             return
@@ -111,7 +119,11 @@ class Suite:
         if not by_file:
             self._add(Row(where, failed=1, bad=[f"no test marked {marker} there"]))
         with ThreadPoolExecutor(self._jobs) as files:
-            running = [files.submit(self._file, *item, marker, prefix) for item in by_file.items()]
+            running = [
+                files.submit(self._file, *item, marker, tool, prefix)
+                for tool, prefix in (under or {"": ()}).items()
+                for item in by_file.items()
+            ]
             for file in running:
                 self._add(*file.result())
 
@@ -125,11 +137,15 @@ class Suite:
             return None
         return [line for line in log.read_text().splitlines() if "::" in line and not line.startswith(" ")]
 
-    def _file(self, file: str, names: list[str], marker: str, prefix: Sequence[str]) -> tuple[Row, Path]:
-        stem = file.removeprefix("tests/").removesuffix(".py").replace("/", "-")
+    def _file(
+        self, file: str, names: list[str], marker: str, tool: str, prefix: Sequence[str]
+    ) -> tuple[Row, Path]:
+        stem = file.removeprefix("tests/").removesuffix(".py").replace("/", "-") + (
+            f"-{tool}" if tool else ""
+        )
         log, progress = self._output / f"{stem}.log", self._output / f"{stem}.jsonl"
         log.unlink(missing_ok=True)
-        row, began, waiting = Row(file), time.monotonic(), names
+        row, began, waiting = Row(f"{tool}: {file}" if tool else file), time.monotonic(), names
         while waiting and self._left() > 0:
             progress.unlink(missing_ok=True)
             options = [
@@ -237,22 +253,18 @@ def table_line(verdict: str, row: Row, width: int) -> str:
     return f"{verdict:<4} {row.name:<{width}} {counts}"
 
 
-def parts(suite: Suite, marker: str, demo_arguments: Sequence[str]) -> dict[str, Callable[[], None]]:
+def parts(
+    suite: Suite, marker: str, demo_arguments: Sequence[str], tools: Sequence[str] = SANITIZERS[:1]
+) -> dict[str, Callable[[], None]]:
     """The parts that have a name."""
     cuglue = [sys.executable, "-m", "cuglue"]
 
     def sanitize() -> None:
-        tool = shutil.which("compute-sanitizer")
-        if tool is None:
+        path = shutil.which("compute-sanitizer")
+        if path is None:
             suite.rows.append(Row("sanitize", failed=1, bad=["compute-sanitizer is not on the PATH"]))
             return
-        prefix = [
-            tool,
-            "--tool=memcheck",
-            "--report-api-errors=no",  # the CUDA libraries probe for calls that some drivers lack
-            "--error-exitcode=86",
-        ]  # 86 shows in the table where it found something
-        suite.tests("tests", "sanitize", prefix)
+        suite.tests("tests", "sanitize", {tool: sanitizer(path, tool) for tool in tools})
 
     return {
         "doctor": lambda: suite.command("doctor", [*cuglue, "doctor"], 120, CUGLUE_DRIVER="cuda"),
@@ -260,6 +272,18 @@ def parts(suite: Suite, marker: str, demo_arguments: Sequence[str]) -> dict[str,
         "demo": lambda: suite.command("demo", [*cuglue, "demo", *demo_arguments], 300, CUGLUE_DRIVER="cuda"),
         "sanitize": sanitize,
     }
+
+
+def sanitizer(path: str, tool: str) -> list[str]:
+    """The command line that runs a program under one tool of compute-sanitizer."""
+    # The CUDA libraries probe for calls that some drivers lack: errors of the API are no findings.
+    quiet = ["--report-api-errors=no"] if tool == "memcheck" else []
+    return [
+        path,
+        f"--tool={tool}",
+        *quiet,
+        "--error-exitcode=86",
+    ]  # 86 shows in the table where it found something
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -279,11 +303,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--output", type=Path, default=ROOT / "gpu_report", metavar="DIR", help="where the logs go"
     )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="test files at a time (1)")
+    parser.add_argument(
+        "--tool", choices=[*SANITIZERS, "all"], default="memcheck", help="of the part sanitize (memcheck)"
+    )
     parser.add_argument("--demo-args", default="", metavar="'...'", help="arguments for the demo")
     options = parser.parse_args(arguments)
 
     suite = Suite(options.output.resolve(), options.timeout, options.limit, jobs=options.jobs)
-    named = parts(suite, options.marker, options.demo_args.split())
+    tools = SANITIZERS if options.tool == "all" else (options.tool,)
+    named = parts(suite, options.marker, options.demo_args.split(), tools)
     for part in options.part or DEFAULT_PARTS:
         if part in named:
             named[part]()

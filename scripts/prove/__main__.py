@@ -39,12 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--exits", action="store_true", help="run the exit and fork matrix instead, and print its table"
     )
     parser.add_argument("--driver", default="sim", help="of the exit matrix: sim or cuda")
+    parser.add_argument("--limit", type=float, default=1200.0, help="seconds for the exit matrix (1200)")
     parser.add_argument("--json", type=Path, help="write the verdicts here, one a line")
     options = parser.parse_args(arguments)
     if options.sweep:
         return sweeps.main()
     if options.exits:
-        return exits.main(options.driver, options.jobs, options.only)
+        return exits.main(options.driver, options.jobs, options.only, options.limit)
     mutants = mutants_in(ROOT / "src" / "cuglue", options.only)
     if options.list:
         for mutant in mutants:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -49,24 +50,37 @@ def run(program: Program, driver: str = "sim", seconds: float = SECONDS) -> Endi
     return Ending(program, done.returncode, done.stderr)
 
 
-def run_all(chosen: Iterable[Program], driver: str, jobs: int) -> list[Ending]:
-    """Run programs, ``jobs`` at a time, in order."""
-    with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(lambda program: run(program, driver), chosen))
+def main(driver: str = "sim", jobs: int = 2, only: Sequence[str] = (), limit: float = 1200.0) -> int:
+    """Run the matrix and print its table; 1 if a program did not end as promised, or none was started in time.
 
-
-def main(driver: str = "sim", jobs: int = 2, only: Sequence[str] = ()) -> int:
-    """Run the matrix and print its table; 1 if a program did not end as promised."""
+    Args:
+        driver: sim or cuda.
+        jobs: programs at a time.
+        only: parts of the names of rows; none: all.
+        limit: seconds after which no further program is started.
+    """
     chosen = [p for p in programs() if not only or any(word in f"{p.group}: {p.row}" for word in only)]
-    endings = run_all(chosen, driver, jobs)
+    deadline = time.monotonic() + limit
+    endings: list[Ending] = []
+    with ThreadPoolExecutor(jobs) as pool:
+        for ending in pool.map(lambda p: run(p, driver) if time.monotonic() < deadline else None, chosen):
+            if ending is not None:
+                endings.append(ending)
+                print(fault(ending), end="", flush=True)
     print(table(endings))
-    bad = [ending for ending in endings if not ending.clean]
-    for ending in bad:
-        program = ending.program
-        how = "hung" if ending.code is None else f"code {ending.code}"
-        print(f"\n{program.group}: {program.row} ({program.column}): {how}")
-        print("\n".join(f"    {line}" for line in ending.stderr.strip().splitlines()[-12:]))
-    return int(bool(bad) or not endings)
+    if len(endings) < len(chosen):
+        print(f"not run: {len(chosen) - len(endings)}")
+    return int(len(endings) < len(chosen) or not endings or not all(ending.clean for ending in endings))
+
+
+def fault(ending: Ending) -> str:
+    """What was wrong, in lines; empty if nothing was."""
+    if ending.clean:
+        return ""
+    group, row, column, _ = ending.program
+    how = "hung" if ending.code is None else f"code {ending.code}"
+    said = [f"    {line}" for line in ending.stderr.strip().splitlines()[-12:]]
+    return "\n".join([f"{group}: {row} ({column}): {how}", *said, ""])
 
 
 def table(endings: Sequence[Ending]) -> str:
