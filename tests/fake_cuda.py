@@ -1,4 +1,4 @@
-"""CuPy's runtime API and ``cuda.bindings.driver`` without a device.
+"""CuPy's runtime and driver API and ``cuda.bindings.driver`` without a device.
 
 Types, enums and constants are the real ones; functions only note how they were called and answer from a script. So the
 arguments that the CUDA driver builds are checked where there is no GPU.
@@ -75,6 +75,25 @@ class FakeRuntime:
         return function
 
 
+class Refusal(Exception):
+    """``CUDADriverError``, which cannot be made where there is no driver library."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        super().__init__(f"CUDA_ERROR_{status}: refused")
+
+
+class FakeCupyDriver:
+    """``cupy.cuda.driver``."""
+
+    def __init__(self, script: Script, runtime: FakeRuntime) -> None:
+        self._script, self._runtime = script, runtime
+
+    def launchKernel(self, *args: Any) -> Any:
+        self._script.calls.append(("launchKernel", *args, f"on {self._runtime.getDevice()}"))
+        return self._script.of("launchKernel", None)
+
+
 class FakeBindings:
     """``cuda.bindings.driver``."""
 
@@ -124,10 +143,15 @@ def install(monkeypatch: pytest.MonkeyPatch, devices: int = 1) -> tuple[Any, Scr
     script = Script()
     runtime = FakeRuntime(calls.runtime, script, devices)
     bindings = FakeBindings(calls.cu, script, runtime)
+    driver = FakeCupyDriver(script, runtime)
     for found in pkgutil.iter_modules(package.__path__):
         module = importlib.import_module(f"{package.__name__}.{found.name}")
         if hasattr(module, "runtime"):
             monkeypatch.setattr(module, "runtime", runtime)
         if hasattr(module, "cu"):
             monkeypatch.setattr(module, "cu", bindings)
+        if hasattr(module, "cupy_driver"):
+            monkeypatch.setattr(module, "cupy_driver", driver)
+        if hasattr(module, "CUDADriverError"):
+            monkeypatch.setattr(module, "CUDADriverError", Refusal)
     return package.CudaDriver(), script, runtime

@@ -18,7 +18,7 @@ import cuglue
 from cuglue import Access, In, InOut, Out
 from cuglue.core.block import Block
 from cuglue.core.stream import as_stream
-from cuglue.driver.protocol import CaptureStatus, MemoryType
+from cuglue.driver.protocol import MemoryType
 from cuglue.driver.sim import SimDriver
 from cuglue.exchange.copies import copy_on_device
 from cuglue.exchange.owner import BlockOwner
@@ -529,11 +529,6 @@ def captured(subject: Subject) -> Any:
 
 def write_again(subject: Subject) -> None:
     """What failed work would have written counts as never written until somebody writes it."""
-    driver = subject.driver
-    if driver.capture_status(subject.two.ptr) is not CaptureStatus.NONE:
-        driver.graph_destroy(
-            driver.capture_end(subject.two.ptr)
-        )  # the driver would not end it when it was asked
     with subject.rt.command(Out(subject.x), stream=subject.two) as cmd:
         cmd.write_to_gpu(subject.x.descriptor((64,), "i4"), DATA)
 

@@ -90,7 +90,7 @@ _WHERE = {
     "Future": "command.futures",
     "Skipped": "command.perform",
     "Capture": "command.capture",
-    "Graph": "command.capture",
+    "Graph": "command.graph",
     "Profile": "command.profile",
 }
 #: Public module -> where it is.

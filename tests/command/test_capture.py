@@ -12,9 +12,10 @@ from sample_kernels import BLEND, INCREMENT, SAXPY
 
 import cuglue
 from cuglue import In, InOut, Kernel, Out, Runtime
-from cuglue.command.capture import Graph
+from cuglue.command.graph import Graph
 from cuglue.command.perform import Skipped
-from cuglue.driver.protocol import CaptureMode
+from cuglue.core.device import device_state
+from cuglue.driver.protocol import CaptureMode, CaptureStatus
 from cuglue.driver.sim import SimDriver
 from cuglue.errors import CaptureError, ClosedError, DriverError, LaunchError, UnwrittenError
 from cuglue.testing.faults import fail
@@ -352,6 +353,45 @@ def test_C31_a_begin_that_the_driver_refuses_can_be_repeated(
         increment(rt, x, stream=stream)
     capture.graph.close()
     assert value(rt, x, stream) == 0
+
+
+@pytest.mark.parametrize("raised", [False, True])
+@pytest.mark.parametrize("refusals", [1, 2])
+def test_C31_an_end_that_the_driver_refuses_leaves_no_capture_open(
+    rt: Runtime, driver: Any, stream: Any, x: Any, refusals: int, raised: bool
+) -> None:
+    capture = rt.capture(stream)
+
+    def record() -> None:
+        with capture:
+            increment(rt, x, stream=stream)
+            if raised:
+                raise KeyError("body")
+
+    error = KeyError if raised else DriverError
+    with fail("capture_end", driver=driver, persistent=refusals > 1), pytest.raises(error):
+        record()
+    device_state(driver, 0).retire.drain()  # a second refusal is made good here
+    assert driver.capture_status(stream.handle) is CaptureStatus.NONE
+    with pytest.raises(UnwrittenError):  # recorded, and never ran
+        rt.read(x, stream=stream)
+    x.trust()
+    with capture:
+        increment(rt, x, stream=stream)
+    capture.graph.replay()
+    capture.graph.close()
+    assert value(rt, x, stream) == 1
+
+
+def test_C31_a_warmup_that_cannot_begin_leaves_no_capture_open(
+    rt: Runtime, driver: Any, stream: Any, x: Any
+) -> None:
+    with fail("capture_end", driver=driver), pytest.raises(DriverError):
+        with rt.capture(stream) as capture, capture.warmup():
+            pass
+    assert driver.capture_status(stream.handle) is CaptureStatus.NONE
+    increment(rt, x, stream=stream)
+    assert value(rt, x, stream) == 1
 
 
 def test_C31_a_new_prepare_starts_empty(rt: Runtime, stream: Any, x: Any) -> None:

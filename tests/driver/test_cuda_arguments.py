@@ -272,7 +272,7 @@ class FakeFunction:
         self.sizes = sizes
         self.launches: list[tuple[Any, ...]] = []
         self.arguments: list[list[bytes]] = []
-        script.answers.update(cuFuncGetParamInfo=self.parameter, cuLaunchKernel=self.launched)
+        script.answers.update(cuFuncGetParamInfo=self.parameter, launchKernel=self.launched)
 
     def __call__(self, *args: Any) -> None:
         self.launches.append(args)
@@ -304,8 +304,8 @@ def test_launch_arguments(fake: Fake, function: FakeFunction) -> None:
     kernel = driver.kernel_load("f", "source", ("-DX",), 0)
     for _ in range(2):
         driver.kernel_launch(kernel, (2, 3, 4), (32, 5, 6), values, (None,) * 8, 64, 9)
-    handle, *rest = next(call[1:] for call in script.calls if call[0] == "cuLaunchKernel")
-    assert int(handle) == 77
+    handle, *rest = next(call[1:] for call in script.calls if call[0] == "launchKernel")
+    assert handle == 77
     assert rest[:8] == [2, 3, 4, 32, 5, 6, 64, 9]
     wanted = [(1 << 47).to_bytes(8, "little"), *(value.tobytes() for value in values[1:])]
     assert function.arguments == [wanted, wanted]
@@ -319,13 +319,13 @@ def test_arguments_of_a_launch_stay_while_another_is_packed(fake: Fake, function
     seen: list[list[bytes]] = []
 
     def inner() -> None:
-        script.answers["cuLaunchKernel"] = function.launched
+        script.answers["launchKernel"] = function.launched
         mine = script.calls[-1][10]
         driver.kernel_launch(kernel, (1, 1, 1), (1, 1, 1), (np.int32(2),), (None,), 0, 9)
         (pointer,) = (ctypes.c_void_p * 1).from_address(mine)
         seen.append([ctypes.string_at(pointer, 4)])
 
-    script.answers["cuLaunchKernel"] = inner
+    script.answers["launchKernel"] = inner
     driver.kernel_launch(kernel, (1, 1, 1), (1, 1, 1), (np.int32(1),), (None,), 0, 9)
     assert (seen, function.arguments) == ([[b"\1\0\0\0"]], [[b"\2\0\0\0"]])
 
@@ -351,7 +351,7 @@ def test_arguments_that_do_not_fit(
     for _ in range(2):
         with pytest.raises(LaunchError, match=text):
             driver.kernel_launch(kernel, (1, 1, 1), (1, 1, 1), values, (None,) * len(values), 0, 9)
-    assert "cuLaunchKernel" not in script.names()
+    assert "launchKernel" not in script.names()
 
 
 def test_plain_numbers_take_the_width_of_the_parameter(fake: Fake, function: FakeFunction) -> None:
@@ -370,7 +370,7 @@ def test_bindings_that_tell_no_parameters(
     monkeypatch.setattr(kernels.cu, "cuFuncGetParamInfo", None, raising=False)
     kernel = driver.kernel_load("f", "source", (), 0)
     driver.kernel_launch(kernel, (1, 1, 1), (1, 1, 1), (1 << 40,), (None,), 0, 9)
-    assert "cuLaunchKernel" in script.names()
+    assert "launchKernel" in script.names()
 
 
 def test_what_we_cannot_pack_goes_through_cupy(fake: Fake, function: FakeFunction) -> None:
@@ -381,7 +381,7 @@ def test_what_we_cannot_pack_goes_through_cupy(fake: Fake, function: FakeFunctio
     ((grid, block, args, shared, stream, cooperative),) = function.launches
     assert (grid, block, args, shared) == ((2, 1, 1), (32, 1, 1), values, 64)
     assert (stream.ptr, cooperative) == (9, False)
-    assert "cuLaunchKernel" not in script.names()
+    assert "launchKernel" not in script.names()
 
 
 def test_thread_without_context_launches_all_the_same(fake: Fake, function: FakeFunction) -> None:
@@ -389,22 +389,32 @@ def test_thread_without_context_launches_all_the_same(fake: Fake, function: Fake
     kernel = driver.kernel_load("f", "source", (), 0)
 
     def refuse_once() -> Any:
-        script.answers["cuLaunchKernel"] = None
-        return calls.cu.CUresult.CUDA_ERROR_INVALID_CONTEXT
+        script.answers["launchKernel"] = None
+        return fake_cuda.Refusal(201)
 
-    script.answers["cuLaunchKernel"] = refuse_once
+    script.answers["launchKernel"] = refuse_once
     driver.kernel_launch(kernel, (1, 1, 1), (1, 1, 1), (), (), 0, 9)
-    assert script.names().count("cuLaunchKernel") == 2
+    assert script.names().count("launchKernel") == 2
 
 
 @pytest.mark.parametrize(("code", "error"), [(701, LaunchError), (1, LaunchError), (719, DevicePoisoned)])
 def test_refused_launch(fake: Fake, function: FakeFunction, code: int, error: type[Exception]) -> None:
     driver, script, _ = fake
     kernel = driver.kernel_load("f", "source", (), 0)
-    script.answers["cuLaunchKernel"] = calls.cu.CUresult(code)
+    script.answers["launchKernel"] = fake_cuda.Refusal(code)
     with pytest.raises(error) as caught:
         driver.kernel_launch(kernel, (1, 1, 1), (1, 1, 1), (), (), 0, 9)
     assert caught.value.code == code  # type: ignore[attr-defined]
+
+
+def test_extents_beyond_every_integer_of_cuda_are_a_refused_launch(
+    fake: Fake, function: FakeFunction
+) -> None:
+    driver, script, _ = fake
+    kernel = driver.kernel_load("f", "source", (), 0)
+    script.answers["launchKernel"] = OverflowError("value too large to convert to unsigned int")
+    with pytest.raises(LaunchError, match=str(1 << 40)):
+        driver.kernel_launch(kernel, (1 << 40, 1, 1), (1, 1, 1), (), (), 0, 9)
 
 
 def test_kernel_is_compiled_once_and_forgotten_with_its_last_user(fake: Fake, function: FakeFunction) -> None:

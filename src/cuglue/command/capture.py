@@ -1,26 +1,24 @@
-"""Captures: work recorded once as a graph, and replayed without Python.
+"""Captures: work recorded once as a graph.
 
-Owns the order of a capture's steps on a stream (contracts C31-C40), :class:`Capture` and :class:`Graph`. Must not know
-how work is enqueued or what it uses: the :mod:`window` remembers that.
+Owns the order of a capture's steps on a stream (contracts C31-C40) and :class:`Capture`. Must not know how work is
+enqueued or what it uses: the :mod:`window` remembers that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Self, cast
 
-from ..core.stream import Stream
-from ..driver.protocol import LEGACY_STREAM, CaptureMode
-from ..errors import CaptureError, ClosedError, CuglueError, DriverError
-from ..lifecycle import CAPTURE, CaptureState, Owned, step
+from ..driver.protocol import LEGACY_STREAM
+from ..errors import CaptureError, CuglueError, DriverError
+from ..lifecycle import CAPTURE, CaptureState, step
+from . import recording
+from .graph import Graph
 from .lane import Lane
 from .lanes import Lanes
-from .perform import Skipped, perform
 from .taint import Failure, claim
-from .uses import Uses
 from .window import Primed, Window
 
 
@@ -80,7 +78,7 @@ class Capture:
                 hint="Use runtime.stream(0), or work under `with cupy.cuda.Stream(non_blocking=True)`",
             )
         if lane.capture_owner is None:
-            lane.stream.refuse_capture("prepare a capture")
+            lane.refuse_other_capture("prepare a capture")
         state = step(CAPTURE, self._state, "prepare", repr(self))
         lane.capture_state, lane.capture_owner = state, self
         self._primed = lane.warmup = Primed(lane.resource.deallocate)
@@ -102,7 +100,7 @@ class Capture:
         try:
             lane.drops.drain()
             lane.stream.state.retire.run_forgotten()
-            lane.stream.driver.capture_begin(lane.stream.handle, CaptureMode.RELAXED)
+            recording.begin(lane.stream)
         except BaseException:
             self._reset("begin_refused")
             raise
@@ -151,7 +149,7 @@ class Capture:
         lane, driver = self._lane, self._lane.stream.driver
         graph = executable = 0
         try:
-            graph = driver.capture_end(lane.stream.handle)
+            graph = recording.end(lane.stream)
             nodes = driver.graph_memory_nodes(graph)
             if nodes:
                 raise CaptureError(
@@ -165,7 +163,7 @@ class Capture:
             raise
         finally:
             if graph:
-                self._destroy(graph)
+                recording.destroy(lane.stream, graph)
             self._reset("end")
         try:
             driver.graph_upload(executable, lane.stream.handle)
@@ -176,23 +174,15 @@ class Capture:
 
     def _discard(self, window: Window, event: str) -> None:
         """End the driver's capture and throw it away: nothing of it ran, so what it would have written is claimed."""
-        driver = self._lane.stream.driver
+        stream = self._lane.stream
         failure = window.failure or CaptureError(f"{self!r} was abandoned")
         claim(window.writes.values(), Failure(failure))
         try:
-            self._destroy(driver.capture_end(self._lane.stream.handle))
+            recording.destroy(stream, recording.end(stream))
         except CuglueError as error:
             failure.add_note(f"ending the driver's capture failed too: {error}")
         finally:
             self._reset(event)
-
-    def _destroy(self, graph: int) -> None:
-        """Give the driver's graph back, now or with the next drain: what was recorded does not depend on it."""
-        state = self._lane.stream.state
-        try:
-            state.driver.graph_destroy(graph)
-        except CuglueError:
-            state.retire.forget(partial(state.driver.graph_destroy, graph))
 
     def _reset(self, event: str) -> None:
         lane = self._lane
@@ -230,8 +220,11 @@ class Capture:
             raise CaptureError(
                 repr(self), got="warmup", expected="a recording in which nothing was recorded yet"
             )
-        driver = lane.stream.driver
-        self._destroy(driver.capture_end(lane.stream.handle))
+        try:
+            recording.destroy(lane.stream, recording.end(lane.stream))
+        except BaseException:
+            self._reset("end")
+            raise
         lane.window, lane.warmup = None, self._primed
         lane.capture_state = step(
             CAPTURE, step(CAPTURE, self._state, "end", repr(self)), "prepare", repr(self)
@@ -253,83 +246,3 @@ class Capture:
         if self._lane.capture_owner is self and window is not None:
             window.doom(error)
             self._discard(window, "end")
-
-
-class Graph(Owned):
-    """Recorded work that can be replayed.
-
-    Ownership: keeps all memory that the work touches. Close it, or use it in ``with``.
-    """
-
-    def __init__(self, lanes: Lanes, lane: Lane, executable: int, window: Window) -> None:
-        self._lanes = lanes
-        self._lane = lane
-        self._executable = executable
-        self._window = window
-        self._uses: Uses = window.uses
-        self._inputs = tuple(window.reads.values())
-        self.operations = window.operations
-        self._runs: dict[Stream, int] = {}  # newest replay per stream
-        self._own()
-
-    def __repr__(self) -> str:
-        return f"Graph({self.operations} operations{', closed' if self.closed else ''})"
-
-    def replay(self, stream: object = None) -> Skipped | None:
-        """Run the recorded work once more, on what its inputs hold then.
-
-        Args:
-            stream: anything :func:`~cuglue.as_stream` takes; None: the stream it was captured on.
-
-        Ordering: only enqueues, after everything that the recorded work waits for. Runs no Python per operation.
-
-        Raises:
-            ClosedError: the graph was closed.
-            DriverError: refused; what it writes counts as never written.
-        """
-        if not self._executable:
-            raise ClosedError(repr(self), got="a replay", expected="an open graph")
-        lane: Lane = self._lane
-        enqueue: Callable[[], None] = self._launch_at_home
-        if stream is not None:
-            lane = self._lanes.lane(stream)
-            enqueue = partial(lane.stream.driver.graph_launch, self._executable, lane.stream.handle)
-        if lane.window is not None:
-            lane.stream.refuse_capture("replay a graph")
-        skipped = perform(lane, self._uses, enqueue, "graph", inputs=self._inputs)
-        self._runs[lane.stream] = lane.stream.seq
-        return skipped
-
-    def _launch_at_home(self) -> None:
-        stream = self._lane.stream
-        stream.driver.graph_launch(self._executable, stream.handle)
-
-    def _close(self) -> None:
-        """Give the graph back once its replays are done; the memory goes with it."""
-        state = self._lane.stream.state
-        executable, self._executable = self._executable, 0
-        if executable:  # else the queue has it already, and only draining that failed
-            state.retire.push(list(self._runs.items()), _Destroy(state.driver, executable, self._window))
-            self._window = Window(self._lane.stream, Primed(self._lane.resource.deallocate))
-            self._uses, self._inputs = Uses(), ()
-        state.retire.drain()
-
-    def _forgotten(self) -> None:
-        state = self._lane.stream.state
-        runs, destroy = list(self._runs.items()), _Destroy(state.driver, self._executable, self._window)
-        state.retire.forget(lambda: state.retire.push(runs, destroy))
-
-
-class _Destroy:
-    """Destroys the driver's graph; holds what it touches until then."""
-
-    __slots__ = ("_driver", "_executable", "_window")
-
-    def __init__(self, driver: Any, executable: int, window: Window) -> None:
-        self._driver = driver
-        self._executable = executable
-        self._window: Window | None = window
-
-    def __call__(self) -> None:
-        self._driver.graph_exec_destroy(self._executable)
-        self._window = None

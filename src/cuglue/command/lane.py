@@ -184,6 +184,7 @@ class Lane:
     def refuse_other_capture(self, what: str) -> None:
         """Raise CaptureError if the stream captures a graph that is not ours: nothing could be kept for its replays."""
         if self.window is None:
+            self.stream.state.retire.run_forgotten()  # a capture of ours whose end was refused is among it
             self.stream.refuse_capture(what)
 
     def hold(self, thing: object, nbytes: int) -> None:

@@ -69,7 +69,7 @@ def perform(
             uses.prepare(stream)
             enqueue()
         except BaseException as error:
-            _failed(lane, uses, error)
+            refused(lane, uses, error)
             raise
         if tainted:
             clear(ranges(uses.entries, Access.WRITE))
@@ -101,8 +101,8 @@ def _spoil(lane: Lane, failure: BaseException) -> None:
         profile.invalidate(failure)
 
 
-def _failed(lane: Lane, uses: Uses, error: BaseException) -> None:
-    """Note that the operation was not enqueued."""
+def refused(lane: Lane, uses: Uses, error: BaseException) -> None:
+    """Note that an operation was not enqueued: what it writes counts as never written, unless it was a misuse."""
     _spoil(lane, error)
     if isinstance(error, CaptureError):
         return  # a misuse, found before anything happened

@@ -1,8 +1,8 @@
-"""The two bindings that the CUDA driver calls, and how their failures become our errors.
+"""The bindings that the CUDA driver calls, and how their failures become our errors.
 
-Owns the import of CuPy's runtime API and of ``cuda.bindings.driver``, and the tables of codes. Must not know what any
-call does. CuPy's runtime is taken where it has the call: it is quicker, finds the context by itself and clears the
-runtime's last error when it raises, so that nobody's later launch trips over our failure.
+Owns the import of CuPy's runtime and driver API and of ``cuda.bindings.driver``, and the tables of codes. Must not know
+what any call does. CuPy's runtime is taken where it has the call: it is quicker, finds the context by itself and clears
+the runtime's last error when it raises, so that nobody's later launch trips over our failure.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ __all__ = [
     "call",
     "call_runtime",
     "cu",
+    "cupy_driver",
     "failure",
     "failure_of",
     "nonzero",

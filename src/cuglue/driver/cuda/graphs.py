@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..protocol import CaptureMode
-from .calls import call, call_runtime, cu, nonzero, runtime
+from .calls import CUDARuntimeError, call, call_runtime, cu, failure_of, nonzero, runtime
 from .contexts import Contexts
 
 _MODES = {
@@ -41,7 +41,10 @@ class Graphs(Contexts):
 
     def graph_launch(self, executable: int, stream: int) -> None:
         """Inherited."""
-        call_runtime(runtime.graphLaunch, executable, stream)
+        try:
+            runtime.graphLaunch(executable, stream)
+        except CUDARuntimeError as error:
+            raise failure_of(error, "cudaGraphLaunch") from error
 
     def graph_destroy(self, graph: int) -> None:
         """Inherited."""

@@ -19,7 +19,7 @@ from .calls import (
     CUDARuntimeError,
     call,
     cu,
-    failure,
+    cupy_driver,
     failure_of,
     runtime,
     unknown_handle,
@@ -49,7 +49,7 @@ class _Kernel:
         self.key = key
         self.source = source  # kept alive: the cache key may be its id
         self.function = function
-        self.handle = cu.CUfunction(function.ptr)
+        self.handle = int(function.ptr)
         self.packings: dict[tuple[type, ...], Packing | None] = {}  # None: CuPy packs these types
         self.device = device
         self.cooperative = cooperative
@@ -158,14 +158,26 @@ class Kernels(Contexts):
         if packing is None or entry.cooperative:
             return _launch_by_cupy(entry, grid, block, values, shared, stream)
         buffer = packing.pack(values)
-        launch = (entry.handle, *grid, *block, shared, stream, buffer.parameters, 0)
-        status = cu.cuLaunchKernel(*launch)[0]
-        if status == NO_CONTEXT:  # a thread that never called CUDA
-            with self._on(entry.device):
-                status = cu.cuLaunchKernel(*launch)[0]
-        packing.give_back(buffer)
-        if status:
-            raise failure(int(status), status.name, "cuLaunchKernel")
+        launch = entry.handle, *grid, *block, shared, stream, buffer.parameters, 0
+        try:
+            try:  # CuPy's function: the bindings wrap handle and status in objects, which costs as much as the launch
+                cupy_driver.launchKernel(*launch)
+            except CUDADriverError as error:
+                if error.status != NO_CONTEXT:
+                    raise
+                with self._on(entry.device):  # a thread that never called CUDA
+                    cupy_driver.launchKernel(*launch)
+        except CUDADriverError as error:
+            raise failure_of(error, "cuLaunchKernel") from error
+        except OverflowError as error:  # no number that CUDA could be given
+            raise LaunchError(
+                f"grid {grid} of blocks {block}, {shared} bytes of shared memory",
+                code=INVALID_VALUE,
+                name="CUDA_ERROR_INVALID_VALUE",
+                call="cuLaunchKernel",
+            ) from error
+        finally:
+            packing.give_back(buffer)
 
     def _packing(self, entry: _Kernel, types: tuple[type, ...]) -> Packing | None:
         """How arguments of these types are packed; checked against the kernel's parameters once."""
@@ -179,7 +191,7 @@ class Kernels(Contexts):
         sizes: list[int] = []
         with self._on(entry.device):
             while True:
-                status, _, size = ask(entry.handle, len(sizes))
+                status, _, size = ask(cu.CUfunction(entry.handle), len(sizes))
                 if status:  # invalid value: past the last one
                     return tuple(sizes) if int(status) == INVALID_VALUE else None
                 sizes.append(size)

@@ -1,0 +1,131 @@
+"""Graphs: recorded work, replayed without Python.
+
+Owns :class:`Graph`, and the short way of a replay that nothing came between. Must not know how work is recorded.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from ..core.stream import Stream
+from ..driver.protocol import Access
+from ..errors import ClosedError
+from ..lifecycle import Owned
+from .lane import Lane
+from .lanes import Lanes
+from .perform import Skipped, perform, refused
+from .uses import Uses
+from .window import Primed, Window
+
+_READ = Access.READ
+
+
+class Graph(Owned):
+    """Recorded work that can be replayed.
+
+    Ownership: keeps all memory that the work touches. Close it, or use it in ``with``.
+    """
+
+    def __init__(self, lanes: Lanes, lane: Lane, executable: int, window: Window) -> None:
+        self._lanes = lanes
+        self._lane = lane
+        self._home = lane.stream
+        self._executable = executable
+        self._direct = 0 if window.uses.partners else executable  # partners are waited for each time
+        self._window = window
+        self._uses: Uses = window.uses
+        used = list(zip(self._uses.blocks, self._uses.accesses, strict=True))
+        self._read = tuple(block for block, access in used if access == _READ)
+        self._written = tuple(block for block, access in used if access != _READ)
+        self._inputs = tuple(window.reads.values())
+        self.operations = window.operations
+        self._last = 0  # newest replay on its own stream
+        self._runs: dict[Stream, int] = {}  # and on others
+        self._own()
+
+    def __repr__(self) -> str:
+        return f"Graph({self.operations} operations{', closed' if self.closed else ''})"
+
+    def replay(self, stream: object = None) -> Skipped | None:
+        """Run the recorded work once more, on what its inputs hold then.
+
+        Args:
+            stream: anything :func:`~cuglue.as_stream` takes; None: the stream it was captured on.
+
+        Ordering: only enqueues, after everything that the recorded work waits for. Runs no Python per operation.
+
+        Raises:
+            ClosedError: the graph was closed.
+            DriverError: refused; what it writes counts as never written.
+        """
+        home = self._home
+        if stream is not None or not self._direct or self._lane.window is not None:
+            return self._replay(stream)
+        with home.state.ordering:
+            # Where nobody came between, all memory was used here last and is as it should be: there is nothing to wait
+            # for and no question open, and a launch with its stamps is all. These lines are half the cost of a replay.
+            for block in self._read:
+                if block.write_stream is not home or block.taint is not None:
+                    return self._replay(stream)
+            for block in self._written:
+                if block.write_stream is not home or block.reads or block.taint is not None:
+                    return self._replay(stream)
+            try:
+                home.driver.graph_launch(self._direct, home.handle)
+            except BaseException as error:
+                refused(self._lane, self._uses, error)
+                raise
+            self._last = seq = home.submit()
+            for block in self._written:
+                block.write_seq = seq
+            for block in self._read:
+                block.finish(home, _READ, seq)
+        return None
+
+    def _replay(self, stream: object) -> Skipped | None:
+        """Replay as every other operation is performed."""
+        if not self._executable:
+            raise ClosedError(repr(self), got="a replay", expected="an open graph")
+        lane = self._lane if stream is None else self._lanes.lane(stream)
+        if lane.window is not None:
+            lane.stream.refuse_capture("replay a graph")
+        enqueue = partial(lane.stream.driver.graph_launch, self._executable, lane.stream.handle)
+        skipped = perform(lane, self._uses, enqueue, "graph", inputs=self._inputs)
+        self._runs[lane.stream] = lane.stream.seq
+        return skipped
+
+    def _close(self) -> None:
+        """Give the graph back once its replays are done; the memory goes with it."""
+        state = self._home.state
+        executable, self._executable = self._executable, 0
+        self._direct = 0
+        if executable:  # else the queue has it already, and only draining that failed
+            state.retire.push(self._last_runs(), _Destroy(state.driver, executable, self._window))
+            self._window = Window(self._home, Primed(self._lane.resource.deallocate))
+            self._uses, self._inputs = Uses(), ()
+            self._read = self._written = ()
+        state.retire.drain()
+
+    def _last_runs(self) -> list[tuple[Stream, int]]:
+        return [*self._runs.items(), (self._home, self._last)]
+
+    def _forgotten(self) -> None:
+        state = self._home.state
+        runs, destroy = self._last_runs(), _Destroy(state.driver, self._executable, self._window)
+        state.retire.forget(lambda: state.retire.push(runs, destroy))
+
+
+class _Destroy:
+    """Destroys the driver's graph; holds what it touches until then."""
+
+    __slots__ = ("_driver", "_executable", "_window")
+
+    def __init__(self, driver: Any, executable: int, window: Window) -> None:
+        self._driver = driver
+        self._executable = executable
+        self._window: Window | None = window
+
+    def __call__(self) -> None:
+        self._driver.graph_exec_destroy(self._executable)
+        self._window = None

@@ -1,0 +1,169 @@
+"""Replays: a graph that nobody came between costs one driver call, and whoever did come between is waited for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from driver_calls import Calls
+from sample_kernels import INCREMENT, SAXPY
+
+from cuglue import Graph, In, InOut, Kernel, Out, Runtime
+from cuglue.command.perform import Skipped
+from cuglue.errors import CaptureError, DriverError, LaunchError, UnwrittenError
+from cuglue.testing.faults import fail
+
+N = 64
+ORDERING = ("event_create", "event_record", "stream_wait_event", "event_query", "capture_status")
+
+
+class Doubling:
+    """``b = 2 * a`` as a graph on a stream of its own, replayed once, and another stream."""
+
+    def __init__(self, rt: Runtime) -> None:
+        self.rt = rt
+        self.home, self.other = rt.stream(0), rt.stream(1)
+        self.a = rt.create(np.full(N, 1, "f4"), stream=self.home)
+        self.b = rt.empty(4 * N, stream=self.home)
+        with rt.capture(self.home) as capture:
+            rt.launch(SAXPY, 1, N, In(self.a), Out(self.b), 2.0, N, stream=self.home)
+        self.graph = capture.graph
+        self.graph.replay()
+
+    def write(self, number: float, stream: Any) -> None:
+        self.rt.command(stream=stream).write_to_gpu(self.a.descriptor(N, "f4"), np.full(N, number, "f4"))
+
+    def result(self, stream: Any) -> float:
+        (found,) = set(self.rt.read(self.b, dtype="f4", stream=stream).result().tolist())
+        return float(found)
+
+
+@pytest.fixture
+def doubling(rt: Runtime) -> Any:
+    made = Doubling(rt)
+    yield made
+    made.graph.close()
+
+
+def test_C33_a_repeat_at_home_is_one_driver_call(doubling: Doubling, calls: Calls) -> None:
+    for _ in range(5):
+        doubling.graph.replay()
+    assert [call.method for call in calls.made] == ["graph_launch"] * 5
+    assert doubling.result(doubling.home) == 2
+
+
+def test_C33_what_another_stream_writes_is_waited_for_once(doubling: Doubling, calls: Calls) -> None:
+    doubling.write(3, doubling.other)
+    calls.clear()
+    doubling.graph.replay()
+    doubling.graph.replay()
+    assert (calls.count("stream_wait_event"), calls.count("graph_launch")) == (1, 2)
+    assert doubling.result(doubling.home) == 6
+
+
+def test_C33_what_another_stream_reads_is_not_overwritten_under_it(doubling: Doubling, calls: Calls) -> None:
+    found = doubling.rt.read(doubling.b, dtype="f4", stream=doubling.other)
+    doubling.write(5, doubling.home)
+    calls.clear()
+    doubling.graph.replay()
+    assert calls.count("stream_wait_event") == 1
+    assert set(found.result().tolist()) == {2.0}
+    assert doubling.result(doubling.home) == 10
+
+
+def test_C33_a_replay_that_asked_nothing_is_waited_for_by_others(doubling: Doubling, calls: Calls) -> None:
+    doubling.write(7, doubling.home)
+    doubling.graph.replay()
+    doubling.graph.replay()
+    calls.clear()
+    doubling.write(100, doubling.other)  # not before the replays have read it
+    assert calls.count("stream_wait_event") == 1
+    doubling.graph.replay()
+    doubling.write(9, doubling.home)
+    for _ in range(2):
+        doubling.graph.replay()
+    calls.clear()
+    assert doubling.result(doubling.rt.stream(2)) == 18  # not before they have written it
+    assert calls.count("stream_wait_event") == 1
+
+
+def test_C38_a_replay_over_bytes_that_were_never_written_is_skipped(doubling: Doubling) -> None:
+    with fail("copy_async", driver=doubling.rt.driver), pytest.raises(DriverError):
+        doubling.write(3, doubling.home)
+    assert isinstance(doubling.graph.replay(), Skipped)
+    with pytest.raises(UnwrittenError):
+        doubling.result(doubling.home)
+    doubling.write(4, doubling.home)
+    assert doubling.graph.replay() is None
+    assert doubling.result(doubling.home) == 8
+
+
+def test_C38_a_refused_repeat_claims_the_outputs(doubling: Doubling) -> None:
+    with fail("graph_launch", driver=doubling.rt.driver), pytest.raises(DriverError):
+        doubling.graph.replay()
+    with pytest.raises(UnwrittenError):
+        doubling.result(doubling.home)
+    doubling.graph.replay()
+    assert doubling.result(doubling.home) == 2
+
+
+def test_C38_outputs_that_somebody_else_failed_to_write_are_good_again(doubling: Doubling) -> None:
+    with pytest.raises(LaunchError):
+        doubling.rt.launch(INCREMENT, 1, 4096, Out(doubling.b), N, 1, stream=doubling.home)
+    assert doubling.graph.replay() is None
+    assert doubling.result(doubling.home) == 2
+
+
+def test_C39_a_repeat_is_refused_while_its_stream_records(doubling: Doubling, calls: Calls) -> None:
+    with pytest.raises(CaptureError), doubling.rt.capture(doubling.home):
+        doubling.graph.replay()
+    assert calls.count("graph_launch") == 0
+
+
+def test_a_graph_goes_only_after_its_last_repeat(doubling: Doubling, calls: Calls) -> None:
+    from cuglue.testing import Latch
+
+    state = doubling.home.state
+    with Latch(doubling.home, driver=doubling.rt.driver) as latch:
+        doubling.graph.replay()
+        calls.clear()
+        doubling.graph.close()
+        assert calls.count("graph_exec_destroy") == 0
+        latch.release()
+    state.retire.drain(block=True)
+    assert calls.count("graph_exec_destroy") == 1
+
+
+TOUCH = Kernel(
+    "touch",
+    'extern "C" __global__ void touch(int* x) { x[threadIdx.x] += 1; }',
+    sim=lambda grid, block, x: x.__iadd__(1),
+)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_replays_among_other_work_on_three_streams(rt: Runtime, seed: int) -> None:
+    choose = np.random.default_rng(seed)
+    streams = [rt.stream(i) for i in range(3)]
+    x = rt.create(np.zeros(N, "i4"), stream=streams[0])
+    with rt.capture(streams[0]) as capture:
+        rt.launch(TOUCH, 1, N, InOut(x), stream=streams[0])
+    graph: Graph = capture.graph
+    done, reads = 0, []
+    for step in choose.integers(0, 6, 60):
+        if step < 3:
+            graph.replay()
+            done += 1
+        elif step == 3:
+            graph.replay(streams[1])
+            done += 1
+        elif step == 4:
+            rt.launch(TOUCH, 1, N, InOut(x), stream=streams[choose.integers(3)])
+            done += 1
+        else:
+            reads.append((rt.read(x, dtype="i4", stream=streams[choose.integers(3)]), done))
+    for future, wanted in reads:
+        assert set(future.result().tolist()) == {wanted}
+    graph.close()
+    assert set(rt.read(x, dtype="i4").result().tolist()) == {done}
