@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -14,10 +15,12 @@ import cuglue
 from cuglue.driver.protocol import CaptureMode, Driver
 from cuglue.driver.sim import SimDriver
 from cuglue.errors import (
+    BusyError,
     CaptureError,
     ClosedError,
     DriverError,
     MapConflictError,
+    MapUnavailableError,
     SeveralErrors,
     StaleHandleError,
     UsageError,
@@ -223,3 +226,55 @@ def test_nothing_is_lost_whatever_fails(context: GlContext, mutable: bool) -> No
         keeps=("kernels", "events"),
         name="map_all",
     ).check()
+
+
+def test_a_context_that_is_gone_takes_its_maps_along(driver: Any) -> None:
+    """As with a single map: nobody is left to give anything back to."""
+    from graphics.subjects import make_buffer
+
+    with headless(thread="worker") as context:
+        names = [context.ops.call(make_buffer, 64) for _ in range(2)]
+        found = [cuglue.register_buffer(name, ops=context.ops) for name in names]
+        maps = cuglue.map_all(found, mutable=True)
+    maps.release()
+    assert all(m.released for m in maps)
+    with pytest.raises(MapUnavailableError, match="context that is gone"):
+        cuglue.map_all(found)
+    for handle in found:
+        handle.close()
+
+
+def test_strict_mode_names_each_map_whose_arrays_live_once(
+    driver: Driver, subjects: Subjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUGLUE_STRICT", "1")
+    maps = cuglue.map_all(handles(subjects[:3]))
+    kept = [maps[0].__dlpack__(stream=None), maps[2].__dlpack__(stream=None)]
+    with pytest.raises(SeveralErrors, match="leaving 3 maps") as caught:
+        maps.release()
+    assert [type(error) for error in caught.value.errors] == [BusyError, BusyError]
+    assert all(m.released for m in maps)
+    maps.release()  # said once
+    del kept
+
+
+def test_readers_without_a_stream_cost_one_wait_for_all(
+    driver: Driver, subjects: Subjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pycuda", sys)
+    with trace(only={"context_wait"}) as calls:
+        with cuglue.map_all(handles(subjects)) as maps:
+            assert len(calls) == 1
+            assert all(m.everybody for m in maps)
+    assert len(calls) == 1
+
+
+def test_one_that_may_only_be_read(driver: Driver, context: GlContext) -> None:
+    from graphics.subjects import make_buffer
+
+    with cuglue.register_buffer(make_buffer(64), access="read") as handle:
+        with cuglue.map_all([handle]) as (m,):
+            assert m.readonly
+        with trace(only=CALLS) as calls, pytest.raises(UsageError, match="registered for reading"):
+            cuglue.map_all([handle], mutable=True)
+        assert calls == []

@@ -51,7 +51,8 @@ class Part(NamedTuple):
         return Part(self.level, self.layer, not self.in_place)
 
 
-_WHOLE = Part()
+#: All of a buffer; level 0, layer 0 of an image.
+WHOLE = Part()
 
 
 class Share:
@@ -150,7 +151,7 @@ class Backing(ABC):
             raise UsageError(
                 f"{self}", got="in_place=True", expected="an image: other memory is in place anyway"
             )
-        if part != _WHOLE:
+        if part != WHOLE:
             raise UsageError(
                 f"{self}", got=f"level {part.level}, layer {part.layer}", expected="level 0, layer 0"
             )

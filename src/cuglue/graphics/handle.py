@@ -7,9 +7,9 @@ Owns the public calls of a handle and what they check before any device is asked
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,8 @@ from .life import Life, Wish
 from .makers import HandleMakers
 from .mapping import CudaMap
 from .transfer import check, fill, take
+
+T = TypeVar("T")
 
 
 class CudaHandle(HandleMakers, Owned):
@@ -143,7 +145,7 @@ class CudaHandle(HandleMakers, Owned):
             ClosedError, CaptureError, StreamMisuse, UsageError, DriverError: as they say; nothing is mapped.
         """
         part = self._part(level, layer, in_place)
-        return self._map(stream, Wish(part, False, True, readonly, alias, join), timeout)
+        return self._map(stream, Wish(part, readonly=readonly, alias=alias, join=join), timeout)
 
     def map_mut(
         self,
@@ -166,7 +168,9 @@ class CudaHandle(HandleMakers, Owned):
         Ordering: only enqueues; so does leaving. Ownership, Raises: as for :meth:`map`.
         """
         part = self._part(level, layer, in_place)
-        return self._map(stream, Wish(part, True, not overwrite, False, alias, join), timeout)
+        return self._map(
+            stream, Wish(part, writable=True, load=not overwrite, alias=alias, join=join), timeout
+        )
 
     def try_map(self, stream: Any = None, **options: Any) -> CudaMap | None:
         """:meth:`map`, or None where it raises MapUnavailableError. Ordering: as there."""
@@ -258,26 +262,40 @@ class CudaHandle(HandleMakers, Owned):
         """Check what needs no device, then map where the object's calls run."""
         if timeout is not None:
             timeout = seconds(f"{self!r}: timeout", timeout)
-        backing = self._life.backing
-        if backing.readonly:
-            if wish.writable:
-                raise UsageError(f"{self!r} was registered for reading", got="map_mut()", expected="map()")
-            wish = wish._replace(readonly=True)
-        self._check_open()
+        wish = self._allowed(wish)
         where = self._stream(stream)
         where.refuse_capture("map a graphics object")
-        if where.thread is not None and backing.routed:
+        self._check_thread(where)
+        backing = self._life.backing
+        backing.state.retire.drain()
+        if timeout is not None and backing.writes is not None:
+            backing.writes.poll(timeout, self)
+        return self._call(self._life.map, where, wish)
+
+    def _allowed(self, wish: Wish) -> Wish:
+        """``wish`` as far as the handle is open and was registered for it."""
+        self._check_open()
+        if not self._life.backing.readonly:
+            return wish
+        if wish.writable:
+            raise UsageError(f"{self!r} was registered for reading", got="map_mut()", expected="map()")
+        return wish._replace(readonly=True)
+
+    def _check_thread(self, stream: Stream) -> None:
+        """Raise StreamMisuse if the thread where the object is mapped cannot name the stream."""
+        if stream.thread is not None and self._life.backing.routed:
             raise StreamMisuse(
                 f"{self!r} is mapped on another thread",
                 got="the per-thread default stream of this one",
                 expected="a stream that both threads can name",
                 hint="Map on a stream object",
             )
-        backing.state.retire.drain()
-        if timeout is not None and backing.writes is not None:
-            backing.writes.poll(timeout, self)
+
+    def _call(self, function: Callable[..., T], *args: Any) -> T:
+        """Map by ``function`` where the object's calls run."""
+        backing = self._life.backing
         try:
-            return backing.call(self._life.map, where, wish)
+            return backing.call(function, *args)
         except ClosedError as error:
             if backing.alive:
                 raise

@@ -143,9 +143,13 @@ class Life:
         except ClosedError:
             if self.backing.alive:
                 raise
-            with self._lock:
-                if not m.released:
-                    self._drop(m)  # with its context went whatever could be given back
+            self.drop(m)  # with its context went whatever could be given back
+
+    def drop(self, m: CudaMap) -> None:
+        """Forget a map of which nothing can be given back."""
+        with self._lock:
+            if not m.released:
+                self._drop(m)
 
     def leave_here(self, m: CudaMap, stream: Stream, current: Stream, publish: bool) -> None:
         """:meth:`leave`, on the right thread already."""

@@ -237,6 +237,10 @@ class CudaMap(MapUsers):
             # Never a handle that may be dead by now.
             where = self.stream if self.stream.nameable() else current
         self._life.leave(self, where, current, publish)
+        self.report_exports()
+
+    def report_exports(self) -> None:
+        """Warn, or in strict mode raise BusyError, of arrays that are alive while their memory is gone."""
         if (self._cai_read or self._ledger is not None) and not self._life.backing.survives:
             self.ledger.check_leave(self._life.name, reader=self if self._cai_read else None)
 
