@@ -5,13 +5,17 @@ Owns the forwarding (contracts B28). Must not know what any decorator does.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ..core.block import BlockId, BlockLife
 from ..core.stream import Stream
 from ..driver.protocol import Access, Driver
-from ..errors import OutOfBounds, UsageError
+from ..errors import CuglueError, OutOfBounds, UsageError
+from ..lifecycle import BlockState
 from .resource import BudgetSnapshot, DeviceMemoryResource, LayeredResource, entry
+
+_LIVE = BlockState.LIVE
 
 
 class Adaptor(LayeredResource):
@@ -34,13 +38,23 @@ class Adaptor(LayeredResource):
     def _deallocate(self, block: Any) -> None:
         try:
             self._give(block)
-        except OutOfBounds:  # a guard below complains, and has the block all the same
-            self._given(block)
+        except BaseException as error:
+            # A guard below complains, or a sink is interrupted: upstream has the block all the same.
+            if isinstance(error, OutOfBounds) or not (isinstance(error, CuglueError) or block.state is _LIVE):
+                self._given(block)
             raise
         self._given(block)
 
     def _given(self, block: Any) -> None:
         """Upstream has ``block``; for a decorator to count."""
+
+    def _return(self, block: Any, error: BaseException) -> None:
+        """Give ``block`` back, which nobody will get because of ``error``. Raises nothing."""
+        try:
+            self._give(block)
+        except CuglueError as second:  # nobody else knows of it: the next drain tries again
+            error.add_note(f"giving the memory back failed too: {second}")
+            block.stream.state.retire.forget(partial(self._give, block))
 
     # --- forwarded ----------------------------------------------------------------------------------------------
     @property

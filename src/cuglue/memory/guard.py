@@ -10,7 +10,6 @@ import threading
 import time
 import warnings
 from collections import deque
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ from ..core.block import BlockId, BlockLife
 from ..core.device import device_state
 from ..core.stream import Stream
 from ..driver.protocol import Access
-from ..errors import CuglueError, LayoutError, OutOfBounds, OutOfMemory, UseAfterFree, raise_together
+from ..errors import LayoutError, OutOfBounds, OutOfMemory, UseAfterFree, raise_together
 from ..lifecycle import BlockState
 from .adaptor import Adaptor
 from .block import LARGEST, UnderBlock, as_size, give_back, handed_out
@@ -110,11 +109,7 @@ class DebugGuardResource(Adaptor):
             self._table.add(outer)
         except BaseException as error:
             inner.finish(stream, Access.WRITE)
-            try:
-                self._give(inner)
-            except CuglueError as second:  # nobody else knows of it: the next drain tries again
-                error.add_note(f"giving the memory back failed too: {second}")
-                stream.state.retire.forget(partial(self._give, inner))
+            self._return(inner, error)
             raise
         self._inner[outer.generation] = inner
         return outer

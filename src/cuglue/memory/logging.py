@@ -40,7 +40,11 @@ class LoggingResource(Adaptor):
         except BaseException as error:
             self._emit(_ALLOCATE, stream.id, None, nbytes, tag, None, failure_of(error))
             raise
-        self._emit(_ALLOCATE, stream.id, block.ptr, block.size, tag, block.generation, None)
+        try:
+            self._emit(_ALLOCATE, stream.id, block.ptr, block.size, tag, block.generation, None)
+        except BaseException as error:  # the sink was interrupted: nobody gets this block
+            self._return(block, error)
+            raise
         return block
 
     def _deallocate(self, block: Any) -> None:

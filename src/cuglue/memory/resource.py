@@ -237,8 +237,13 @@ class LayeredResource(DeviceMemoryResource):
         return block
 
     def deallocate(self, block: DeviceBlock) -> None:
-        """Inherited."""
-        self._deallocate(check_block(block))
+        """Inherited. A block of another layer over the same memory goes back the way it came: those layers count it."""
+        found = check_block(block)
+        owner: Any = getattr(found, "resource", None)
+        if owner is self or not _gives_for(owner, self):
+            self._deallocate(found)
+        else:
+            owner._deallocate(found)
 
     def _look(self) -> None:
         """Count as free what the device is done with, without waiting, without a record of it."""
@@ -285,4 +290,27 @@ def entry(resource: DeviceMemoryResource) -> tuple[Allocate, Deallocate]:
     def allocate(nbytes: int, stream: Stream, tag: str, kind: object) -> Any:
         return resource.allocate(nbytes, stream, tag)
 
-    return allocate, resource.deallocate
+    def deallocate(block: Any) -> None:
+        owner = getattr(block, "resource", None)
+        if owner is None:
+            return resource.deallocate(block)
+        block.resource = None  # on its way through public methods, which must not send it round again
+        try:
+            resource.deallocate(block)
+        finally:
+            block.resource = owner
+
+    return allocate, deallocate
+
+
+def _gives_for(owner: object, asked: DeviceMemoryResource) -> bool:
+    """Whether ``owner`` is a layer of ours over the memory that ``asked`` has its own of."""
+    plain = isinstance(owner, LayeredResource) and type(owner).deallocate is LayeredResource.deallocate
+    return plain and _bottom(owner) is _bottom(asked)
+
+
+def _bottom(resource: Any) -> Any:
+    """What the memory of a stack of resources comes from."""
+    while (below := getattr(resource, "upstream", None)) is not None:
+        resource = below
+    return resource
