@@ -521,7 +521,18 @@ def test_array_texels_come_back(fake: Fake, kind: TexelKind, bits: int, channels
     (descriptor, _) = script.only("cuArray3DCreate")
     assert descriptor.Flags == 2  # CUDA_ARRAY3D_SURFACE_LDST
     script.answers["cuArray3DGetDescriptor"] = lambda: (descriptor,)
-    assert driver.array_info(array) == info
+    assert driver.array_info(array, 0) == info
+
+
+def test_an_array_is_asked_for_on_the_device_named(fake: Fake) -> None:
+    """A mapped image's array is no handle of ours: nothing else says where it lies."""
+    driver, script, _ = fake
+    found = calls.cu.CUDA_ARRAY3D_DESCRIPTOR()
+    found.Format = calls.cu.CUarray_format.CU_AD_FORMAT_UNSIGNED_INT8
+    found.Width, found.NumChannels = 3, 1
+    script.answers["cuArray3DGetDescriptor"] = lambda: (found,)
+    assert driver.array_info(5, 1).width == 3
+    assert script.only("cuArray3DGetDescriptor")[-1] == "on 1"
 
 
 def test_array_of_a_format_without_texels(fake: Fake) -> None:
@@ -530,7 +541,7 @@ def test_array_of_a_format_without_texels(fake: Fake) -> None:
     found.Format = calls.cu.CUarray_format.CU_AD_FORMAT_NV12
     script.answers["cuArray3DGetDescriptor"] = lambda: (found,)
     with pytest.raises(UnsupportedError, match="CU_AD_FORMAT_NV12"):
-        driver.array_info(5)
+        driver.array_info(5, 0)
 
 
 def test_three_channels_are_refused(fake: Fake) -> None:

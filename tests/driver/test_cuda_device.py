@@ -533,7 +533,7 @@ def test_arrays_keep_texels(
     data = np.random.default_rng(7).integers(0, 256, 10 * row, np.uint8)
     upload(driver, source, data, stream)
     array = driver.array_create(info, 0)
-    assert driver.array_info(array) == info
+    assert driver.array_info(array, 0) == info
     driver.copy_to_array_async(array, source, row, row, 10, stream)
     driver.copy_from_array_async(back, row + 16, array, row, 10, stream)
     rows = download(driver, back, 10 * (row + 16), stream).reshape(10, row + 16)
@@ -545,7 +545,7 @@ def test_arrays_keep_texels(
 def test_three_dimensional_array(driver: Any) -> None:
     info = ArrayInfo(8, 6, 4, 8, 4, TexelKind.UINT)
     array = driver.array_create(info, 0)
-    assert driver.array_info(array) == info
+    assert driver.array_info(array, 0) == info
     driver.array_destroy(array)
 
 
@@ -655,7 +655,7 @@ def test_array_over_memory_of_vulkan(driver: Any, stream: int, memory: Callable[
         fd, size = vulkan.export_memory(MIB)
         imported = driver.import_memory_fd(fd, size, False, False, 0)
         mipmapped, array = driver.external_array(imported, 0, RGBA8)
-        assert driver.array_info(array) == RGBA8
+        assert driver.array_info(array, 0) == RGBA8
         upload(driver, linear, pixels, stream)
         driver.copy_to_array_async(array, linear, 96, 96, 10, stream)
         driver.fill_async(linear, 0, 960, stream)
@@ -765,7 +765,7 @@ def test_gl_texture(
     resource = driver.gl_register_image(name, gl.GL_TEXTURE_2D, flags, 0)
     driver.graphics_map([resource], stream)
     array = driver.graphics_array(resource, 0, 0)
-    assert driver.array_info(array) == RGBA8
+    assert driver.array_info(array, 0) == RGBA8
     driver.copy_from_array_async(linear, 96, array, 96, 10, stream)
     if flags is RegisterFlags.SURFACE_LDST:
         surface = driver.surface_create(array, 0)

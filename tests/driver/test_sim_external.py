@@ -108,14 +108,14 @@ def test_an_imported_image_is_an_array_with_tight_rows(sim: SimDriver) -> None:
         mine[64 : 64 + 60] = bytes(range(60))
         memory = sim.import_memory_fd(fd, N, True, False, 0)
         mipmapped, array = sim.external_array(memory, 64, info)
-        assert sim.array_info(array) == info
+        assert sim.array_info(array, 0) == info
         linear = sim.malloc(60, 0)
         sim.copy_from_array_async(linear, 20, array, 20, 3, stream)
         sim.stream_synchronize(stream)
         assert bytes(sim.host_view(linear, 60, False)) == bytes(range(60))
         assert code_of(sim.array_destroy, array) == 400
         sim.external_array_free(mipmapped)
-        assert code_of(sim.array_info, array) == code_of(sim.external_array_free, mipmapped) == 400
+        assert code_of(sim.array_info, array, 0) == code_of(sim.external_array_free, mipmapped) == 400
         sim.external_memory_destroy(memory)
 
 

@@ -54,7 +54,7 @@ def test_an_array_is_reached_by_copies_surfaces_and_textures_only(sim: SimDriver
     sim.copy_async(back.ctypes.data, memory, 60, CopyKind.D2H, stream)
     sim.stream_synchronize(stream)
     assert (back.ravel() == pattern).all()
-    assert sim.array_info(array) == RGBA8
+    assert sim.array_info(array, 0) == RGBA8
 
     def mirror(grid: object, block: object, source: object, target: object) -> None:
         target.texels[...] = source.texels[:, ::-1]  # type: ignore[attr-defined]
@@ -82,8 +82,16 @@ def test_an_array_is_reached_by_copies_surfaces_and_textures_only(sim: SimDriver
     sim.texture_destroy(texture)
     sim.array_destroy(array)
     sim.array_destroy(other)
-    assert code_of(sim.array_info, array) == 400
+    assert code_of(sim.array_info, array, 0) == 400
     assert sim.memory_info(0).total - sim.memory_info(0).free == 512
+
+
+def test_an_array_is_asked_for_on_its_own_device() -> None:
+    sim = SimDriver(devices=2)
+    array = sim.array_create(RGBA8, 1)
+    assert sim.array_info(array, 1) == RGBA8
+    assert code_of(sim.array_info, array, 0) == 400
+    sim.array_destroy(array)
 
 
 def test_array_uses_are_ordered_like_any_other(sim: SimDriver) -> None:
@@ -261,7 +269,7 @@ def test_the_codes_of_the_real_driver(sim: SimDriver) -> None:
     assert sim.graphics_array(b, 0, 0) == array
     assert sim.inventory()["mapped"] == 2
     sim.graphics_unmap([b, a], stream)
-    assert code_of(sim.array_info, array) == 400
+    assert code_of(sim.array_info, array, 0) == 400
     sim.capture_begin(stream, CaptureMode.RELAXED)
     assert code_of(sim.graphics_map, [a], stream) == 900
     assert code_of(sim.capture_end, stream) == 901
@@ -400,7 +408,7 @@ def test_real_images_map_as_the_driver_maps_them(
     resource = sim.gl_register_image(name, target, NONE, 0)
     sim.graphics_map([resource], stream)
     array = sim.graphics_array(resource, 0, 0)
-    info = sim.array_info(array)
+    info = sim.array_info(array, 0)
     assert info == (7, 3, 0, bits, channels, kind)
     row = 7 * info.texel_bytes
     memory, back = sim.malloc(3 * row, 0), np.zeros((3, 7, channels), dtype)
@@ -431,7 +439,7 @@ def test_levels_layers_faces_and_volumes(sim: SimDriver, real: RealGL) -> None:
         resource = sim.gl_register_image(name, target, NONE, 0)
         sim.graphics_map([resource], stream)
         for (layer, level), extent in parts:
-            assert sim.array_info(sim.graphics_array(resource, layer, level))[:3] == extent
+            assert sim.array_info(sim.graphics_array(resource, layer, level), 0)[:3] == extent
         for layer, level in ((7, 0), (0, 2), (-1, 0)):
             assert code_of(sim.graphics_array, resource, layer, level) == 1
         sim.graphics_unmap([resource], stream)
@@ -469,7 +477,7 @@ def test_a_resized_texture_maps_as_it_was(sim: SimDriver, real: RealGL) -> None:
     resource = sim.gl_register_image(name, gl.GL_TEXTURE_2D, NONE, 0)
     gl.glTexImage2D(gl.GL_TEXTURE_2D, 0, gl.GL_RGBA8, 8, 8, 0, gl.GL_RGBA, gl.GL_UNSIGNED_BYTE, None)
     sim.graphics_map([resource], stream)
-    assert sim.array_info(sim.graphics_array(resource, 0, 0))[:2] == (4, 4)
+    assert sim.array_info(sim.graphics_array(resource, 0, 0), 0)[:2] == (4, 4)
     sim.graphics_unmap([resource], stream)
     gl.glDeleteTextures([name])
     sim.graphics_map([resource], stream)

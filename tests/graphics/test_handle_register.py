@@ -479,7 +479,7 @@ def test_what_the_driver_says_of_the_array_is_checked(
     """Never a view of four channels over an array of one."""
     with registered_texture(driver) as subject:
         original = driver.array_info
-        monkeypatch.setattr(driver, "array_info", lambda array: original(array)._replace(channels=1))
+        monkeypatch.setattr(driver, "array_info", lambda *where: original(*where)._replace(channels=1))
         with pytest.raises(UnsupportedError) as caught:
             subject.handle.map()
         assert vars(caught.value)["reason"] == "format"

@@ -256,7 +256,7 @@ def test_the_drivers_descriptor_is_checked(driver: Any, monkeypatch: pytest.Monk
     from cuglue.errors import UnsupportedError
 
     with Video("NV12", 16, 8) as video:
-        monkeypatch.setattr(driver, "array_info", lambda array: ArrayInfo(16, 12, 0, 8, 4, TexelKind.UINT))
+        monkeypatch.setattr(driver, "array_info", lambda *where: ArrayInfo(16, 12, 0, 8, 4, TexelKind.UINT))
         with pytest.raises(UnsupportedError, match="uint8 x 4"):
             video.handle.map()
         monkeypatch.undo()

@@ -374,7 +374,7 @@ class Driver(Protocol):
     def array_destroy(self, array: int) -> None:
         """Free it; blocks until the device is done with it."""
 
-    def array_info(self, array: int) -> ArrayInfo:
+    def array_info(self, array: int, device: int) -> ArrayInfo:
         """Its extents and texel."""
 
     def surface_create(self, array: int, device: int) -> int:

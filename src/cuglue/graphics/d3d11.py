@@ -93,7 +93,7 @@ class D3d11Image(FencedImage):
         """Inherited. The driver's word for the texels is checked against the one it gave at registration."""
         driver = self.state.driver
         array = driver.graphics_array(self.registration.handle, part.layer, part.level)
-        found = driver.array_info(array)
+        found = driver.array_info(array, self.state.device)
         expected = self._info._replace(
             width=max(self._info.width >> part.level, 1), height=max(self._info.height >> part.level, 1)
         )
@@ -243,7 +243,7 @@ def _probe(state: DeviceState, registration: Registration) -> ArrayInfo:
     registration.map(stream)
     try:
         array = state.driver.graphics_array(registration.handle, 0, 0)
-        info = state.driver.array_info(array)
+        info = state.driver.array_info(array, state.device)
     except BaseException as error:
         registration.undo_map(stream, error)
         raise

@@ -268,7 +268,7 @@ class GlImage(ImageBacking, GlBacking):
         driver = self.state.driver
         layer, slice_ = (0, part.layer) if self._volume else (part.layer, 0)
         array = driver.graphics_array(self.registration.handle, layer, part.level)
-        found = driver.array_info(array)
+        found = driver.array_info(array, self.state.device)
         level = self._levels[part.level]
         texel = texel_of(found)
         expected = level.width, level.height, self.format.texel

@@ -138,7 +138,7 @@ class HandleMakers:
         state = device_state(driver or current_driver(), device)
         check_fence(fence, device)
         what = f"array of {texels} x {rows} texels"
-        info = state.driver.array_info(array)
+        info = state.driver.array_info(array, state.device)
         shown = shown_by(
             what,
             info,

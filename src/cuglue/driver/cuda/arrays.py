@@ -48,9 +48,9 @@ class Arrays(Contexts):
             call(cu.cuCtxSynchronize)
             call(cu.cuArrayDestroy, array)
 
-    def array_info(self, array: int) -> ArrayInfo:
+    def array_info(self, array: int, device: int) -> ArrayInfo:
         """Inherited."""
-        with self._on(self._owner("array", array)):
+        with self._on(device):
             found = call(cu.cuArray3DGetDescriptor, array)
         texel = _TEXELS.get(int(found.Format))
         if texel is None:

@@ -81,10 +81,9 @@ class Graphics(Contexts):
 
     def graphics_array(self, resource: int, layer: int, level: int) -> int:
         """Inherited."""
-        device = self._owner("graphics resource", resource)
-        with self._on(device):
+        with self._on(self._owner("graphics resource", resource)):
             array = call(cu.cuGraphicsSubResourceGetMappedArray, resource, layer, level)
-        return self._own("mapped array", nonzero(array, "cuGraphicsSubResourceGetMappedArray"), device)
+        return nonzero(array, "cuGraphicsSubResourceGetMappedArray")
 
 
 def _register_d3d11(resource: int, flags: int) -> tuple[Any, int]:

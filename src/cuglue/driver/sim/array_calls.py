@@ -140,9 +140,17 @@ class ArrayCalls(MemoryCalls, CopyCalls, KernelCalls):
         self._discharge(self._devices[device], found.allocation)
 
     @driver_call
-    def array_info(self, array: int) -> ArrayInfo:
+    def array_info(self, array: int, device: int) -> ArrayInfo:
         """Its extents and texel."""
-        return self._array(array, "array_info").info
+        found = self._array(array, "array_info")
+        if found.allocation.device != device:
+            raise codes.refused(
+                codes.INVALID_RESOURCE_HANDLE,
+                "array_info",
+                f"array {array:#x} of device {found.allocation.device}",
+                got=f"device {device}",
+            )
+        return found.info
 
     @driver_call
     def copy_from_array_async(

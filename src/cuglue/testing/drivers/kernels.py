@@ -109,7 +109,7 @@ class KernelTests(DriverCase):
         if not self.can.surfaces:
             return
         driver, stream, memory, array = self.driver, self.stream(), self.memory(), self.array(9, 5)
-        assert driver.array_info(array) == ArrayInfo(9, 5, 0, 8, 4, TexelKind.UINT)
+        assert driver.array_info(array, self.device) == ArrayInfo(9, 5, 0, 8, 4, TexelKind.UINT)
         image = np.random.default_rng(1).integers(0, 256, (5, 36), np.uint8)
         self.put(memory, image, stream)
         driver.copy_to_array_async(array, memory, 36, 36, 5, stream)
