@@ -30,7 +30,7 @@ from cuglue import (
     testing,
 )
 from cuglue.driver.sim import SimDriver
-from cuglue.errors import DriverError, LayoutError, OutOfMemory, UsageError, WrongThreadError
+from cuglue.errors import DriverError, LayoutError, OutOfMemory, UsageError
 from cuglue.memory.cupy_plug import block_of, block_types
 
 FREES = {"free", "free_async"}
@@ -537,12 +537,63 @@ def test_P10_tasks_do_not_see_each_others_scope(driver: Any) -> None:
     made.clear()
 
 
-def test_P10_a_scope_is_left_where_it_was_entered(driver: Any) -> None:
-    scope = AsyncCudaResource().as_cupy_allocator()
+@pytest.fixture
+def everywhere(driver: Any) -> Iterator[AsyncCudaResource]:
+    """What CuPy allocates from where nobody chose anything."""
+    former = cupy.cuda.get_allocator()
+    resource = AsyncCudaResource()
+    cupy.cuda.set_allocator(resource.malloc)
+    yield resource
+    cupy.cuda.set_allocator(former)
+
+
+def test_P10_a_generator_closed_on_another_thread_leaves_no_choice_behind(everywhere: Any) -> None:
+    """Its choice ends at once, and CuPy has its former function from the next request on."""
+    resource, outer = AsyncCudaResource(), AsyncCudaResource()
+
+    def generate() -> Iterator[Any]:
+        with resource.as_cupy_allocator():
+            yield cupy.ndarray(1, "u1")
+            yield cupy.ndarray(2, "u1")
+
+    former = cupy.cuda.get_allocator()
+    generator = generate()
+    first = next(generator)
+    in_thread(generator.close)  # type: ignore[attr-defined]
+    kept = [cupy.ndarray(16, "u1")]
+    assert cupy.cuda.get_allocator() is former
+    with outer.as_cupy_allocator():
+        generator = generate()
+        second = next(generator)
+        in_thread(generator.close)  # type: ignore[attr-defined]
+        third = cupy.ndarray(4, "u1")
+    assert cupy.cuda.get_allocator() is former
+    assert (resource.live_bytes, outer.live_bytes) == (2, 4)
+    generator = generate()
+    fourth = next(generator)
+    in_thread(generator.close)  # type: ignore[attr-defined]
+    with outer.as_cupy_allocator():  # comes before any request
+        fifth = cupy.ndarray(8, "u1")
+    assert cupy.cuda.get_allocator() is former
+    assert (resource.live_bytes, outer.live_bytes, everywhere.live_bytes) == (3, 12, 16)
+    del first, second, third, fourth, fifth, kept
+
+
+def test_P10_a_scope_left_inside_a_foreign_one(everywhere: Any) -> None:
+    """CuPy has the foreign allocator until that scope ends, and then, from the next request on, the former one."""
+    resource, other = AsyncCudaResource(), AsyncCudaResource()
+    former = cupy.cuda.get_allocator()
+    scope, foreign = resource.as_cupy_allocator(), cupy.cuda.using_allocator(other.malloc)
     scope.__enter__()
-    with pytest.raises(WrongThreadError):
-        in_thread(lambda: scope.__exit__(None, None, None))
+    foreign.__enter__()
     scope.__exit__(None, None, None)
+    a = cupy.ndarray(1, "u1")
+    assert (resource.live_bytes, other.live_bytes) == (0, 1)
+    foreign.__exit__(None, None, None)
+    b = cupy.ndarray(16, "u1")
+    assert cupy.cuda.get_allocator() is former
+    assert everywhere.live_bytes == 16
+    del a, b
 
 
 def test_report_M38_a_swap_while_allocating(driver: Any) -> None:

@@ -4,6 +4,10 @@ Owns which allocator is chosen where. Must not know resources or blocks, nor imp
 
 CuPy keeps its allocator per thread and so does not see which task runs. The choice is therefore a context variable, and
 CuPy gets a function that asks it.
+
+A scope may be left on another thread than it was entered on: a suspended generator is closed, or collected, anywhere.
+That thread cannot take anything out of CuPy or out of a context variable, so a choice that ended is marked and counts
+for nothing from then on; the function that CuPy still has passes requests on.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
-from ..errors import UsageError, WrongThreadError
+from ..errors import UsageError
 from . import cupy_plug
 
 
@@ -31,12 +35,12 @@ R_co = TypeVar("R_co", bound=Allocates, covariant=True)
 
 
 class _Choice:
-    """What one scope chose."""
+    """What one scope chose; no ``malloc`` once that scope was left."""
 
     __slots__ = ("malloc",)
 
     def __init__(self, malloc: Callable[[int], Any]) -> None:
-        self.malloc = malloc
+        self.malloc: Callable[[int], Any] | None = malloc
 
 
 # Of all scopes that are open, innermost last. A scope takes out its own: they may be left in any order, as those of
@@ -55,16 +59,38 @@ _levels = _Levels()
 
 
 class _Dispatch:
-    """The function that CuPy gets, and how many scopes rely on it."""
+    """The function that CuPy gets, and the choices that rely on it."""
 
     def __init__(self) -> None:
         self.former = cupy_plug.get_allocator()
-        self.users = 0
+        self.users: set[_Choice] = set()
         self.scope: AbstractContextManager[Any] = cupy_plug.using_allocator(self)
 
     def __call__(self, nbytes: int) -> Any:
         chosen = _chosen.get()
-        return (chosen[-1].malloc if chosen else self.former)(nbytes)
+        malloc = chosen[-1].malloc if chosen else None
+        return (malloc or self._other())(nbytes)
+
+    def _other(self) -> Callable[[int], Any]:
+        """What allocates where nothing was chosen, or what was chosen last was left on another thread."""
+        chosen = _forget_left()
+        if not self.users:
+            _uninstall()
+        return (chosen[-1].malloc if chosen else None) or self.former
+
+
+def _forget_left() -> tuple[_Choice, ...]:
+    """Drop the choices whose scopes were left; those that count, innermost last."""
+    kept = tuple(choice for choice in _chosen.get() if choice.malloc is not None)
+    _chosen.set(kept)
+    return kept
+
+
+def _uninstall() -> None:
+    """Give CuPy back, on this thread, what it had before the functions that nobody relies on any more."""
+    stack = _levels.stack
+    while stack and not stack[-1].users and cupy_plug.get_allocator() is stack[-1]:
+        stack.pop().scope.__exit__(None, None, None)
 
 
 class Scope(Generic[R_co]):
@@ -72,19 +98,20 @@ class Scope(Generic[R_co]):
 
     def __init__(self, resource: R_co) -> None:
         self._resource = resource
-        self._entered: list[tuple[_Dispatch, _Choice, threading.Thread]] = []
+        self._entered: list[tuple[_Dispatch, _Choice]] = []
 
     def __enter__(self) -> R_co:
         choice = _Choice(self._resource.malloc)
+        _uninstall()
         stack = _levels.stack
         if not stack or cupy_plug.get_allocator() is not stack[-1]:
             level = _Dispatch()
             level.scope.__enter__()
             stack.append(level)
         level = stack[-1]
-        level.users += 1
-        _chosen.set((*_chosen.get(), choice))
-        self._entered.append((level, choice, threading.current_thread()))
+        level.users.add(choice)
+        _chosen.set((*_forget_left(), choice))
+        self._entered.append((level, choice))
         return self._resource
 
     def __exit__(
@@ -96,20 +123,8 @@ class Scope(Generic[R_co]):
                 got="left once more",
                 expected="one exit for each entry",
             )
-        level, choice, thread = self._entered[-1]
-        if thread is not threading.current_thread():
-            raise WrongThreadError(
-                f"CuPy allocator scope of {self._resource!r}",
-                got=f"left on {threading.current_thread().name}",
-                expected=f"{thread.name}, where it was entered",
-                owner=thread,
-                caller=threading.current_thread(),
-            )
-        self._entered.pop()
-        _chosen.set(
-            tuple(c for c in _chosen.get() if c is not choice)
-        )  # in another task or context it is not there
-        level.users -= 1
-        if not level.users:
-            _levels.stack.remove(level)
-            level.scope.__exit__(kind, error, trace)
+        level, choice = self._entered.pop()
+        choice.malloc = None
+        level.users.discard(choice)
+        _forget_left()
+        _uninstall()
