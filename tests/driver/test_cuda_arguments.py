@@ -524,9 +524,9 @@ def test_array_texels_come_back(fake: Fake, kind: TexelKind, bits: int, channels
     assert driver.array_info(array, 0) == info
 
 
-def test_an_array_is_asked_for_on_the_device_named(fake: Fake) -> None:
+def test_an_array_is_asked_for_on_the_device_named(two: Fake) -> None:
     """A mapped image's array is no handle of ours: nothing else says where it lies."""
-    driver, script, _ = fake
+    driver, script, _ = two
     found = calls.cu.CUDA_ARRAY3D_DESCRIPTOR()
     found.Format = calls.cu.CUarray_format.CU_AD_FORMAT_UNSIGNED_INT8
     found.Width, found.NumChannels = 3, 1
