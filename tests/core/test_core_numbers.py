@@ -9,7 +9,7 @@ import cuglue
 from cuglue.core.device import device_state
 from cuglue.core.stream import as_stream
 from cuglue.driver.sim import SimDriver
-from cuglue.errors import StreamMisuse, UsageError
+from cuglue.errors import DriverError, StreamMisuse, UsageError
 
 
 @pytest.mark.parametrize("number", [np.int64(0), np.uint8(0), np.intp(0)])
@@ -18,10 +18,22 @@ def test_a_numpy_int_is_a_stream_handle(number: Any) -> None:
     assert as_stream(number, driver=driver) is as_stream(0, driver=driver)
 
 
-@pytest.mark.parametrize("number", [True, 0.0, np.float64(0), np.True_, "0", -1, np.int64(-1)])
+@pytest.mark.parametrize(
+    "number", [True, 0.0, np.float64(0), np.True_, "0", -1, np.int64(-1), 3, 99, 4095, 2**64, 2**70]
+)
 def test_what_is_no_handle_is_no_stream(number: Any) -> None:
     with pytest.raises(StreamMisuse):
         as_stream(number, driver=SimDriver())
+
+
+def test_a_handle_that_the_driver_does_not_know_is_said_when_work_is_queued_there() -> None:
+    """A number is taken at its word until then; the driver's own word for it would be an invalid resource."""
+    driver = SimDriver()
+    unknown, known = as_stream(0x12345000, driver=driver), as_stream(driver.Stream(), driver=driver)
+    with pytest.raises(StreamMisuse, match="does not know") as caught:
+        unknown.wait_for(known, known.submit())
+    assert isinstance(caught.value.__cause__, DriverError)
+    assert unknown.synced == {}
 
 
 @pytest.mark.parametrize("ordinal", [False, 0.0, np.float64(0), "0", None])

@@ -13,7 +13,17 @@ import pytest
 from memory_tools import contents, fill, new_stream
 
 import cuglue
-from cuglue import Access, BlockState, DirectCudaResource, testing
+from cuglue import (
+    Access,
+    AsyncCudaResource,
+    BlockState,
+    DirectCudaResource,
+    ExpandableCudaResource,
+    ManagedResource,
+    PinnedHostResource,
+    StreamPool,
+    testing,
+)
 from cuglue.driver.sim import SimDriver
 from cuglue.errors import (
     ClosedError,
@@ -226,8 +236,17 @@ def test_B10_bad_ordinals(driver: Any, bad: Any) -> None:
 
 
 def test_B10_a_device_that_is_not_there(driver: Any) -> None:
-    with pytest.raises(UsageError, match="device"):
-        DirectCudaResource(99).allocate(64)
+    for make in (
+        DirectCudaResource,
+        AsyncCudaResource,
+        PinnedHostResource,
+        ManagedResource,
+        ExpandableCudaResource,
+        StreamPool,
+    ):
+        for ordinal in (99, 2**40, np.int64(99)):
+            with pytest.raises(UsageError, match="an ordinal below"):
+                make(ordinal)
 
 
 def test_B10_a_mode_that_is_not_there(driver: Any) -> None:
@@ -297,9 +316,11 @@ def test_B12_streams_it_cannot_take(driver: Any, direct: DirectCudaResource) -> 
         direct.allocate(64, "a stream")
     with pytest.raises(StreamMisuse):
         direct.allocate(64, -5)
+    with pytest.raises(StreamMisuse, match="99"):
+        direct.allocate(64, 99)  # no address
     if driver.name == "sim" and direct.mode != "sync":
         with pytest.raises(StreamMisuse, match="does not know"):
-            direct.allocate(64, 99)
+            direct.allocate(64, 0x12345000)
 
 
 @pytest.mark.parametrize("bad", [3, None, b"x"])

@@ -80,13 +80,13 @@ def test_B19_the_allocation_is_one_use_of_its_stream(resource: AsyncCudaResource
 
 
 def test_B19_streams_it_cannot_take(driver: Any, resource: AsyncCudaResource) -> None:
-    for bad in ("s", -1, object()):
+    for bad in ("s", -1, 99, object()):
         with testing.faults.counts() as counted, pytest.raises(StreamMisuse):
             resource.allocate(64, bad)
         assert counted["malloc_async"] == 0
     if driver.name == "sim":
         with pytest.raises(StreamMisuse, match="does not know"):
-            resource.allocate(64, 99)
+            resource.allocate(64, 0x12345000)
     assert accounting(resource) == (0, 0, 0)
 
 
@@ -405,6 +405,33 @@ def test_B23_the_free_waits_for_every_use_on_its_own_stream(resource: Any, strea
     assert [call.method for call in calls] == ["stream_wait_event", "stream_wait_event", "free_async"]
     assert {call.args[0] for call in calls[:2]} == {home.handle}
     assert calls[2].args == (block.ptr, home.handle, 0)
+
+
+def test_B22_a_use_on_a_stream_known_by_number(driver: Any, resource: Any, streams: Any) -> None:
+    """The number is taken at its word, and its handle is never touched: the free waits for the whole context."""
+    for impossible in (3, 99, 2**64):
+        block = resource.allocate(64, streams[0])
+        with pytest.raises(StreamMisuse, match="stream handle"):
+            resource.record_block_use(block, impossible)
+        assert resource.pending_use_event_count(block.ptr) == 1
+        resource.deallocate(block)
+    handle = driver.stream_create(0)
+    block = resource.allocate(64, streams[0])
+    resource.record_block_use(block, handle)
+    driver.stream_destroy(handle)
+    with testing.trace() as calls:
+        resource.deallocate(block)
+    assert all(handle not in call.args for call in calls)
+    assert [c.method for c in calls if c.method in ("context_record", "stream_wait_event", "free_async")] == [
+        "context_record",
+        "stream_wait_event",
+        "free_async",
+    ]
+    if driver.name == "sim":
+        block = resource.allocate(64, streams[0])
+        with pytest.raises(StreamMisuse, match="does not know"):
+            resource.prepare_block_use(block.id, 0x12345000, WRITE)
+        resource.deallocate(block)
 
 
 @pytest.mark.parametrize("method", ["event_record", "stream_wait_event", "free_async", "capture_status"])

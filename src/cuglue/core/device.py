@@ -85,10 +85,19 @@ def device_state(driver: Driver, device: int) -> DeviceState:
         return state
     with _lock:
         if type(device) is not int or device not in states:
-            count = driver.device_count()
-            if type(device) is not int or not 0 <= device < count:
-                raise UsageError(
-                    "device", got=repr(device), expected=f"an ordinal below {count} ({driver.name} driver)"
-                )
+            check_device(driver, device)
             states[device] = DeviceState(driver, device)
         return states[device]
+
+
+def check_device(driver: Driver, device: object) -> None:
+    """Refuse what is no device of ``driver``.
+
+    Raises:
+        UsageError: no such device.
+    """
+    count = driver.device_count()
+    if type(device) is not int or not 0 <= device < count:
+        raise UsageError(
+            "device", got=repr(device), expected=f"an ordinal below {count} ({driver.name} driver)"
+        )

@@ -14,18 +14,19 @@ import itertools
 import threading
 import weakref
 from collections import deque
-from typing import Any, cast
+from typing import Any
 
-from ..arguments import whole
 from ..driver.protocol import LEGACY_STREAM, PER_THREAD_STREAM, CaptureStatus, Driver
 from ..driver.registry import current_driver
-from ..errors import CaptureError, StreamMisuse, UsageError
+from ..errors import CaptureError, DriverError, StreamMisuse
 from .device import DeviceState, device_state
 from .event import Event
+from .foreign import handle_of
 from .process import ThreadToken, this_thread
 
 _ids = itertools.count(1)
 _NO_CAPTURE = CaptureStatus.NONE
+INVALID_HANDLE = 400  # cudaErrorInvalidResourceHandle
 _POLL_ABOVE = 16  # outstanding events of a stream before old ones are looked at
 
 
@@ -106,7 +107,12 @@ class Stream:
             return False
         self.refuse_capture("wait for another stream")
         covered, event = origin._cover(seq)
-        self.driver.stream_wait_event(self.handle, event)
+        try:
+            self.driver.stream_wait_event(self.handle, event)
+        except DriverError as error:
+            if self.owner is None and error.code == INVALID_HANDLE:
+                raise self.unknown() from error
+            raise
         if self.synced.get(origin.id, 0) < covered:
             self.synced[origin.id] = covered
         return True
@@ -252,6 +258,12 @@ class Stream:
                 hint="End the capture first",
             )
 
+    def unknown(self) -> StreamMisuse:
+        """The error for a number that the driver has no stream for."""
+        return StreamMisuse(
+            repr(self), got="a handle that the driver does not know", expected="a live stream"
+        )
+
     def __repr__(self) -> str:
         return f"Stream(id={self.id}, handle={self.handle:#x}, device={self.device})"
 
@@ -268,14 +280,15 @@ def as_stream(obj: object = None, *, device: int | None = None, driver: Driver |
 
     Args:
         obj: None (the array library's current stream on this thread), a CuPy or PyTorch stream, anything with
-            ``__cuda_stream__``, a ``Stream`` of this module, or an int handle.
+            ``__cuda_stream__``, a ``Stream`` of this module, or an int handle. A handle is taken at its word: memory
+            used on it waits for all streams of the device, since it may be gone by then; work is queued on it at once.
         device: ordinal that the stream must belong to; None takes the stream's own (0 where it does not say).
         driver: the driver; None takes the current one.
 
     Ordering: touches no queue. Ownership: the record keeps the object alive as long as anything is ordered by it.
 
     Raises:
-        StreamMisuse: not a stream, or a stream of another device.
+        StreamMisuse: not a stream, no possible handle, or a stream of another device.
     """
     if isinstance(obj, Stream):
         _check_device(obj, obj.device, device)
@@ -284,7 +297,7 @@ def as_stream(obj: object = None, *, device: int | None = None, driver: Driver |
     if obj is None:
         device_state(driver, device or 0)  # an unknown device gets our error, not the array library's
         obj = driver.stream_current(device or 0)
-    handle, own_device, owner = _handle_of(obj)
+    handle, own_device, owner = handle_of(obj)
     if handle == LEGACY_STREAM:
         handle = 0  # two names of one stream: DLPack says 1, CuPy 0, and one must not wait for the other
     _check_device(obj, own_device, device)
@@ -309,34 +322,6 @@ def _forget(state: DeviceState, key: Any) -> None:
     reference = state.streams.get(key)
     if reference is not None and reference() is None:
         state.streams.pop(key, None)
-
-
-def _handle_of(obj: object) -> tuple[int, int | None, object]:
-    """``(handle, device or None, owner or None)`` of a foreign stream; a number owns nothing."""
-    ptr = getattr(obj, "ptr", None)  # CuPy and the simulated device
-    if isinstance(ptr, int):
-        where = getattr(obj, "device_id", None)
-        where = getattr(obj, "device", None) if where is None else where
-        return ptr, where if isinstance(where, int) and where >= 0 else None, obj
-    ptr = getattr(obj, "cuda_stream", None)  # PyTorch
-    if isinstance(ptr, int):
-        return ptr, cast("int | None", getattr(getattr(obj, "device", None), "index", None)), obj
-    number = whole(obj)
-    if number is not None:
-        if number < 0:
-            raise StreamMisuse(
-                "stream handle", got=number, expected="an int of 0 or more, or a stream object"
-            )
-        return number, None, None
-    protocol = getattr(obj, "__cuda_stream__", None)
-    if protocol is not None:
-        version, ptr = protocol() if callable(protocol) else protocol
-        if version != 0:
-            raise UsageError(f"__cuda_stream__ of {obj!r}", got=f"version {version}", expected="version 0")
-        return int(ptr), None, obj
-    raise StreamMisuse(
-        "stream", got=repr(obj), expected="None, a CuPy or PyTorch stream, __cuda_stream__ or an int handle"
-    )
 
 
 def _check_device(obj: object, own: int | None, wanted: int | None) -> None:

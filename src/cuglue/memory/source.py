@@ -17,8 +17,8 @@ from typing import Any
 from ..arguments import whole_of
 from ..core import process
 from ..core.block import BlockLife
-from ..core.device import DeviceState, device_state
-from ..core.stream import Stream
+from ..core.device import DeviceState, check_device, device_state
+from ..core.stream import INVALID_HANDLE, Stream
 from ..driver.protocol import LEGACY_STREAM, Driver
 from ..driver.registry import current_driver
 from ..errors import (
@@ -41,7 +41,6 @@ from .streams import refuge
 from .table import BlockTable, gone
 
 _LIVE = BlockState.LIVE
-_INVALID_HANDLE = 400
 
 
 def _disown() -> None:
@@ -74,6 +73,9 @@ class SourceResource(Owned, LayeredResource):
             device_ordinal: ordinal that the resource and its blocks go by; the same unless ``check`` is False.
             check: refuse two different ordinals.
             stream_pool: what an int stands for where a stream is expected: an id of this pool. None: a handle.
+
+        Raises:
+            UsageError: no such device.
         """
         self._device = whole_of("device ordinal", device)
         self._ordinal = self._device if device_ordinal is None else whole_of("device ordinal", device_ordinal)
@@ -85,6 +87,10 @@ class SourceResource(Owned, LayeredResource):
                 hint="Pass check=False if it is a label only",
             )
         self._driver = current_driver()
+        if self._device:  # the first one is there with any driver
+            check_device(self._driver, self._device)
+        if stream_pool is not None and not isinstance(stream_pool, StreamPool):
+            raise UsageError("stream_pool", got=repr(stream_pool), expected="a StreamPool or None")
         self._stream_pool = stream_pool
         self._table = BlockTable()
         own = type(self)
@@ -216,10 +222,8 @@ class SourceResource(Owned, LayeredResource):
                 return self._take(nbytes, stream)
             except OutOfMemory:
                 raise cupy_error(self._explain(nbytes, tried)) from error
-        if isinstance(error, DriverError) and error.code == _INVALID_HANDLE:
-            raise StreamMisuse(
-                repr(stream), got="a handle that the driver does not know", expected="a live stream"
-            ) from error
+        if isinstance(error, DriverError) and error.code == INVALID_HANDLE:
+            raise stream.unknown() from error
         return None
 
     def _make_room(self, stream: Stream) -> list[str]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 
-from ..core.device import device_state
+from ..arguments import whole_of
+from ..core.device import check_device, device_state
 from ..core.stream import Stream, as_stream
 from ..driver.registry import current_driver
 from ..errors import StreamPoolCapacity
@@ -25,10 +26,15 @@ class StreamPool:
         Args:
             device: ordinal.
             max_streams: most streams besides the default one; below 1 counts as 1.
+
+        Raises:
+            UsageError: no such device.
         """
-        self.device = device
-        self.max_streams = max(1, max_streams)
+        self.device = whole_of("device ordinal", device)
+        self.max_streams = max(1, whole_of("max_streams", max_streams, -(2**63), expected="an int"))
         self._driver = current_driver()
+        if self.device:  # the first one is there with any driver
+            check_device(self._driver, self.device)
         self._lock = threading.Lock()
         self._streams: dict[int, Stream] = {}
         self._next = 1

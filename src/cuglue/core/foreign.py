@@ -1,0 +1,44 @@
+"""What a stream object of somebody else says of itself.
+
+Owns the ways of asking: CuPy's, PyTorch's, the protocol, a number. Must not know records, nor import any of them.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from ..arguments import whole
+from ..driver.protocol import PER_THREAD_STREAM
+from ..errors import StreamMisuse, UsageError
+
+_LOWEST_ADDRESS = 4096  # the driver's handles are addresses, and nothing lies in the first page
+
+
+def handle_of(obj: object) -> tuple[int, int | None, object]:
+    """``(handle, device or None, owner or None)`` of a foreign stream; a number owns nothing."""
+    ptr = getattr(obj, "ptr", None)  # CuPy and the simulated device
+    if isinstance(ptr, int):
+        where = getattr(obj, "device_id", None)
+        where = getattr(obj, "device", None) if where is None else where
+        return ptr, where if isinstance(where, int) and where >= 0 else None, obj
+    ptr = getattr(obj, "cuda_stream", None)  # PyTorch
+    if isinstance(ptr, int):
+        return ptr, cast("int | None", getattr(getattr(obj, "device", None), "index", None)), obj
+    number = whole(obj)
+    if number is not None:
+        if not (0 <= number <= PER_THREAD_STREAM or _LOWEST_ADDRESS <= number < 2**64):
+            raise StreamMisuse(
+                "stream handle",
+                got=number,
+                expected="0, 1 or 2 (a default stream), an address that the driver gave, or a stream object",
+            )
+        return number, None, None
+    protocol = getattr(obj, "__cuda_stream__", None)
+    if protocol is not None:
+        version, ptr = protocol() if callable(protocol) else protocol
+        if version != 0:
+            raise UsageError(f"__cuda_stream__ of {obj!r}", got=f"version {version}", expected="version 0")
+        return int(ptr), None, obj
+    raise StreamMisuse(
+        "stream", got=repr(obj), expected="None, a CuPy or PyTorch stream, __cuda_stream__ or an int handle"
+    )
