@@ -187,6 +187,28 @@ def test_a_mapping_that_cannot_be_taken_back_is_used_later(device: Any) -> None:
     pool.close()
 
 
+def test_an_address_may_be_given_out_again_while_its_block_is_freed(
+    device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sim = device()
+    source = ExpandableCudaResource()
+    first = source.allocate(2 * MIB, 0)
+    free, taken = sim.vmm_free, []
+
+    def quick_neighbour(ptr: int, nbytes: int) -> None:
+        free(ptr, nbytes)
+        if not taken:
+            taken.append(source.allocate(2 * MIB, 0))
+
+    monkeypatch.setattr(sim, "vmm_free", quick_neighbour)
+    source.deallocate(first)
+    assert taken[0].ptr == first.ptr
+    assert source.bytes_outstanding == source.live_bytes == 2 * MIB
+    source.deallocate(taken[0])
+    assert source.bytes_outstanding == 0
+    source.close()
+
+
 def test_nothing_is_mapped_while_the_stream_captures(device: Any) -> None:
     sim = device()
     source = ExpandableCudaResource()

@@ -91,15 +91,16 @@ class ExpandableCudaResource(SourceResource):
         return segment.ptr
 
     def _drop(self, ptr: int, stream: Stream) -> None:
-        segment = self._segments[ptr]
+        # Before the address is free: another thread may be given it at once, and that entry must stay.
+        segment = self._segments.pop(ptr)
         whole = segment.nbytes
         try:
             self._end(segment)
         except CuglueError:
             if segment.nbytes == whole:
+                self._segments[ptr] = segment
                 raise  # the block is as it was
             self._let_go(segment)
-        del self._segments[ptr]
 
     def _end(self, segment: _Segment) -> None:
         self._unmap(segment, segment.nbytes)
