@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -26,9 +27,11 @@ def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """Shape, strides and element type of an array, without its address.
+
+    What follows from them is worked out once: every export of an array asks.
 
     Args:
         shape: extents in elements; ``()`` is one element.
@@ -100,7 +103,7 @@ class Layout:
         """Number of axes."""
         return len(self.shape)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
@@ -110,14 +113,14 @@ class Layout:
         """Bytes of the elements alone, without the gaps between rows."""
         return self.size * self.dtype.itemsize
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes from the first one of the first element to the last one of the last; 0 for an empty array."""
         if not self.size:
             return 0
         return sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)) + self.itemsize
 
-    @property
+    @cached_property
     def is_c_contiguous(self) -> bool:
         """True when the elements lie without gaps, last axis fastest. Strides of axes of length 1 do not matter."""
         if not self.size:
@@ -129,19 +132,28 @@ class Layout:
             step *= extent
         return True
 
+    @cached_property
+    def cuts_elements(self) -> bool:
+        """Whether a stride is no multiple of the element's size."""
+        return any(stride % self.itemsize for stride in self.strides)
+
     def element_strides(self) -> tuple[int, ...]:
         """The strides in elements.
 
         Raises:
             LayoutError: a stride is no multiple of the element's size.
         """
-        if any(stride % self.itemsize for stride in self.strides):
+        if self.cuts_elements:
             raise LayoutError(
                 f"strides of {self.dtype} elements",
                 got=f"{self.strides} bytes",
                 expected=f"multiples of {self.itemsize} bytes",
                 hint="Copy the array into a contiguous one, or view it as bytes",
             )
+        return self._element_strides
+
+    @cached_property
+    def _element_strides(self) -> tuple[int, ...]:
         return tuple(stride // self.itemsize for stride in self.strides)
 
     def fits(self, offset: int, nbytes: int) -> None:

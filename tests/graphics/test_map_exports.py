@@ -7,6 +7,7 @@ import inspect
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import glpixels
@@ -16,7 +17,8 @@ import pytest
 from graphics.subjects import make_texture, registered_buffer, registered_texture
 
 import cuglue
-from cuglue.driver.protocol import Driver
+from cuglue.core.device import device_state
+from cuglue.driver.protocol import Driver, MemoryType
 from cuglue.errors import (
     BusyError,
     ClosedError,
@@ -112,6 +114,32 @@ def test_a_simulated_map_is_no_cuda_memory(driver: Driver) -> None:
         assert m.__dlpack_device__() == (1, 0)
         with pytest.raises(UnsupportedError):
             m.cupy()
+
+
+def test_the_cuda_array_interface_is_each_readers_own_and_ends_with_the_map(
+    driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is worked out once a map; what changes meanwhile is the stream."""
+    state = device_state(driver, 0)
+    monkeypatch.setattr(state, "capabilities", replace(state.capabilities, device_type=MemoryType.DEVICE))
+    stream = driver.Stream()
+    with registered_texture(driver) as subject, stream, subject.handle.map() as m:
+        first = m.__cuda_array_interface__
+        assert first == {
+            "shape": (7, 20, 4),
+            "typestr": "|u1",
+            "data": (m.device_ptr, False),
+            "strides": None,
+            "version": 3,
+            "stream": None,  # the reader is on the map's own stream
+        }
+        first.clear()
+        with driver.Stream():
+            assert m.__cuda_array_interface__["stream"] == stream.ptr
+        assert m.__cuda_array_interface__["data"] == (m.device_ptr, False)
+        assert m.cai_read
+    with pytest.raises(ClosedError):
+        m.__cuda_array_interface__  # noqa: B018 - a property
 
 
 def test_readonly_maps_say_so(driver: Driver) -> None:

@@ -20,7 +20,8 @@ from .tokens import ExportToken
 
 def on_host(owner: ExportOwner) -> bool:
     """Whether the memory is exported as host memory."""
-    return owner.memory_type in (MemoryType.HOST, MemoryType.PINNED)
+    kind = owner.memory_type
+    return kind is MemoryType.HOST or kind is MemoryType.PINNED
 
 
 class HostSpan:

@@ -10,10 +10,9 @@ which would hide the error. What cannot be exported is a ``BufferError``, a wron
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from operator import index
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -32,8 +31,7 @@ class Route(Enum):
     HOST_COPY = "host_copy"  # a copy of device memory in host memory; made synchronously
 
 
-@dataclass(frozen=True, slots=True)
-class ExportPlan:
+class ExportPlan(NamedTuple):
     """What to export.
 
     Attributes:

@@ -6,6 +6,7 @@ know memory.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,6 +54,7 @@ def carried(layout: Layout) -> Layout:
     return layout if name is None else Layout(layout.shape, layout.strides, carrier(name))
 
 
+@lru_cache(maxsize=64)
 def dl_type(dtype: np.dtype[Any]) -> DLType:
     """The DLPack type of a NumPy dtype.
 

@@ -15,7 +15,7 @@ import os
 import sys
 import warnings
 from collections import deque
-from types import FrameType
+from functools import cache
 from typing import NamedTuple
 
 from ..errors import BusyError, DanglingExportWarning
@@ -73,7 +73,8 @@ class ExportLedger:
         if len(self._dropped) > _FOLD_ABOVE:
             self._fold()
         number = next(_numbers)
-        self._live[number] = Export(how, *call_site(2))
+        filename, line = call_site(2)
+        self._live[number] = Export(how, filename, line)
         return ExportToken(owner, number, self._dropped)
 
     def live(self) -> tuple[Export, ...]:
@@ -138,10 +139,12 @@ def cai_holders(obj: object) -> list[str]:
 def call_site(depth: int = 1) -> tuple[str, int]:
     """File and line of the nearest caller outside this package and the array libraries."""
     frame = sys._getframe(depth)
-    while frame.f_back is not None and _package(frame) in _LIBRARIES:
+    while frame.f_back is not None and _in_library(frame.f_globals.get("__name__")):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
 
 
-def _package(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+@cache
+def _in_library(module: object) -> bool:
+    """Whether a module of this name makes arrays for others; every export asks it of several frames."""
+    return str(module).partition(".")[0] in _LIBRARIES

@@ -104,10 +104,9 @@ class Exporter:
         if on_host(owner):
             array = host_view(owner, self.device_ptr, layout, how="DLPack", readonly=plan.readonly)
             return host_capsule(array, element, versioned=plan.versioned, copy=plan.route is Route.COPY)
-        ptr = self.device_ptr
         consumer = None if plan.stream is None else consumer_stream(owner, plan.stream)
         if plan.route is Route.COPY and layout.size:
-            own = copy_on_device(owner, ptr, layout.nbytes, consumer)
+            own = copy_on_device(owner, self.device_ptr, layout.nbytes, consumer)
             return device_capsule(
                 own.ptr, layout, element, device=owner.device, keep=own, versioned=plan.versioned, copied=True
             )
@@ -115,7 +114,7 @@ class Exporter:
             owner,
             consumer,
             lambda: device_capsule(
-                ptr,
+                self.device_ptr,
                 layout,
                 element,
                 device=owner.device,
@@ -129,7 +128,7 @@ class Exporter:
 
     def _element(self) -> DLType:
         """The DLPack element type; BufferError where there is none or where the strides cut elements."""
-        if any(stride % self.layout.itemsize for stride in self.layout.strides):
+        if self.layout.cuts_elements:
             raise BufferError(
                 f"DLPack strides count elements: {self.layout.strides} bytes are no multiples of "
                 f"{self.layout.itemsize}. View the memory as bytes"

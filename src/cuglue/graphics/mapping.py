@@ -166,7 +166,7 @@ class CudaMap(MapUsers):
     def check_exportable(self) -> None:
         """Raise ClosedError if the map was left, UsageError if it is in place: then there is no memory to export."""
         self.check_live()
-        if self.in_place:
+        if self.share.part.in_place:
             raise UsageError(
                 f"{self!r} is mapped in place",
                 got="a use of its memory",
@@ -176,7 +176,7 @@ class CudaMap(MapUsers):
 
     def check_live(self) -> None:
         """Raise ClosedError if the map was left."""
-        if self.released:
+        if self._state is MapState.RELEASED:
             raise ClosedError(
                 f"{self!r}",
                 got="a use of its memory",
@@ -247,6 +247,7 @@ class CudaMap(MapUsers):
     def advance(self, event: str) -> None:
         """Move along the table of map states."""
         self._state = step(MAP, self._state, event, self)
+        self._interface = None  # whoever asks again is told that the map was left
 
     def __del__(self) -> None:
         if (

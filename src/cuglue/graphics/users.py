@@ -30,26 +30,49 @@ class MapUsers(Exporter):
 
     Attributes:
         share: the memory, shared by all maps of the same part.
+        layout: shape, strides in bytes and element type: tight rows, row 0 is OpenGL's bottom row.
         stream: the stream the map is ordered on.
+        driver, device: the driver that the memory belongs to, and the ordinal of its device.
+        memory_type: where the memory lies, as DLPack says it: on the host for the simulated device.
         readonly: exports say that the memory may not be written.
         everybody: True where every stream of the device is ordered after the map already.
     """
 
-    __slots__ = ("_cai_read", "_consumers", "_ledger", "everybody", "readonly", "share", "stream")
+    __slots__ = (
+        "_cai_read",
+        "_consumers",
+        "_interface",
+        "_ledger",
+        "device",
+        "driver",
+        "everybody",
+        "layout",
+        "memory_type",
+        "readonly",
+        "share",
+        "stream",
+    )
+
+    device: int
+    driver: Driver
+    layout: Layout
+    memory_type: MemoryType
 
     def __init__(self, share: Share, stream: Stream, *, readonly: bool) -> None:
         self.share = share
+        self.layout = share.layout
         self.stream = stream
+        self.driver = stream.driver
+        self.device = stream.device
+        self.memory_type = stream.state.capabilities.device_type
         self.readonly = readonly
         self.everybody = False
         self._consumers: dict[Stream, None] = {stream: None}  # a set that keeps its order
         self._cai_read = False
+        self._interface: dict[str, Any] | None = (
+            None  # what the CUDA array interface says, but for the stream
+        )
         self._ledger: ExportLedger | None = None  # made by the first export
-
-    @property
-    def layout(self) -> Layout:
-        """Shape, strides in bytes and element type: tight rows, row 0 is OpenGL's bottom row."""
-        return self.share.layout
 
     def check_live(self) -> None:
         """Raise ClosedError if the map was left."""
@@ -66,21 +89,6 @@ class MapUsers(Exporter):
         return self
 
     @property
-    def driver(self) -> Driver:
-        """The driver that the memory belongs to."""
-        return self.stream.driver
-
-    @property
-    def device(self) -> int:
-        """Ordinal of the memory's device."""
-        return self.stream.device
-
-    @property
-    def memory_type(self) -> MemoryType:
-        """Where the memory lies, as DLPack says it: on the host for the simulated device."""
-        return self.stream.state.capabilities.device_type
-
-    @property
     def ledger(self) -> ExportLedger:
         """The live exports of this map."""
         if self._ledger is None:
@@ -93,9 +101,9 @@ class MapUsers(Exporter):
 
         Ordering: only enqueues; nothing where ``stream`` is the map's own and no other stream was named.
         """
-        self.share.block.prepare(stream, self._access)
-        for other in self._consumers:
+        for other in self._consumers:  # first: what they queued since covers the uses that the block knows
             stream.join(other)
+        self.share.block.prepare(stream, self._access)
 
     def note_consumer(self, stream: Stream) -> None:
         """``stream`` uses the memory from now on: leaving waits for it.
@@ -112,9 +120,22 @@ class MapUsers(Exporter):
 
     def cai_stream(self) -> int | None:
         """None where the reader is in order already: all streams are, or the map's is the current one."""
-        if self.everybody or as_stream(None, device=self.device, driver=self.driver) is self.stream:
+        if self.everybody:
+            return None
+        current = self.driver.stream_current(self.device)
+        if (
+            current is self.stream.owner
+            or as_stream(current, device=self.device, driver=self.driver) is self.stream
+        ):
             return None
         return self.stream.handle or 1
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Inherited. Worked out once a map, but for the stream: consumers read it twice each."""
+        if self._interface is None:
+            self._interface = super().__cuda_array_interface__
+        return {**self._interface, "stream": self.cai_stream()}
 
     @property
     def consumers(self) -> tuple[Stream, ...]:
