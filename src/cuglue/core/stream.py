@@ -27,7 +27,7 @@ from .process import ThreadToken, this_thread
 _ids = itertools.count(1)
 _NO_CAPTURE = CaptureStatus.NONE
 INVALID_HANDLE = 400  # cudaErrorInvalidResourceHandle
-_POLL_ABOVE = 16  # outstanding events of a stream before old ones are looked at
+_POLL_EVERY = 16  # more outstanding events of a stream: old ones are looked at
 
 
 class Stream:
@@ -49,6 +49,7 @@ class Stream:
         "_count",
         "_events",
         "_lock",
+        "_poll_above",
         "completed",
         "device",
         "driver",
@@ -77,6 +78,7 @@ class Stream:
         self.synced: dict[int, int] = {}
         self._events: deque[tuple[int, int]] = deque()  # (seq covered, event), oldest first
         self._lock = threading.Lock()
+        self._poll_above = _POLL_EVERY
 
     def own(self, owner: object) -> None:
         """Keep ``owner`` alive as long as this record."""
@@ -159,8 +161,9 @@ class Stream:
         with self._lock:
             if self._events and self._events[-1][0] >= seq:
                 return self._events[-1]
-            if len(self._events) > _POLL_ABOVE:
+            if len(self._events) > self._poll_above:
                 self._poll()
+                self._poll_above = len(self._events) + _POLL_EVERY
             covered = max(self.seq, seq)  # whoever knows a seq has queued that operation
             event = self.state.take_event()
             try:
@@ -250,7 +253,7 @@ class Stream:
 
     def refuse_capture(self, what: str) -> None:
         """Raise CaptureError if this stream captures: what reaches it from outside would break the capture."""
-        if self.capturing:
+        if self.nameable() and self.driver.capture_status(self.handle) is not _NO_CAPTURE:
             raise CaptureError(
                 f"{self!r} captures a graph",
                 got=what,

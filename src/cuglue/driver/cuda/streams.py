@@ -14,6 +14,8 @@ from ..protocol import LEGACY_STREAM, CaptureStatus
 from .calls import NOT_READY, CUDARuntimeError, call, call_runtime, cu, failure_of, nonzero, runtime
 from .contexts import Contexts
 
+_RELAXED = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+
 
 class Streams(Contexts):
     """Streams and events of the CUDA driver."""
@@ -84,9 +86,21 @@ class Streams(Contexts):
             raise failure_of(error, "cudaEventRecord") from error
 
     def event_query(self, event: int) -> bool:
-        """Inherited."""
-        status: int = runtime.eventQuery(event)
-        return status == 0 or _pending(status, "cudaEventQuery")
+        """Inherited. In relaxed mode: else the question would end what another thread captures in global mode.
+
+        By the driver API: "not ready" is no exception there, and leaves no last error to be cleared.
+        """
+        refused, mode = cu.cuThreadExchangeStreamCaptureMode(_RELAXED)
+        try:
+            code = int(cu.cuEventQuery(event)[0])
+            if code in (0, NOT_READY):
+                return code == 0
+            # A fault, or a thread that never called CUDA: the runtime finds it a context.
+            code = runtime.eventQuery(event)
+            return code == 0 or _pending(code, "cudaEventQuery")
+        finally:
+            if not refused:
+                cu.cuThreadExchangeStreamCaptureMode(mode)
 
     def event_synchronize(self, event: int) -> None:
         """Inherited."""
