@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -99,6 +101,29 @@ def test_floats_round_as_c_does_and_do_not_overflow() -> None:
     for value in ("1", True, 1j, None):
         with pytest.raises(LaunchError):
             convert(value)
+
+
+@pytest.mark.parametrize("code", ["f4", "f8"])
+def test_numbers_that_come_again_keep_their_sign_and_their_type(code: str) -> None:
+    convert = converter(np.dtype(code))
+    for number in (0.0, -0.0, 0.0, 1.5, 1.5, -0.0):
+        for value in (convert(number), convert(number)):
+            assert (math.copysign(1, value), value) == (math.copysign(1, number), number)
+    whole = converter(np.dtype("i4"))
+    assert [type(whole(value)) for value in (1, 1, True, np.int8(1))] == [np.int32] * 4
+    for _ in range(2):
+        with pytest.raises(LaunchError):
+            whole(1.0)  # equals a number that is known
+        with pytest.raises(LaunchError):
+            whole(1 << 31)
+
+
+def test_the_numbers_that_are_kept_are_bounded() -> None:
+    convert = converter(np.dtype("u2"))
+    assert [int(convert(value)) for value in range(5000)] == list(range(5000))
+    assert [int(convert(value)) for value in range(5000)] == list(range(5000))
+    (known,) = [cell.cell_contents for cell in convert.__closure__ if isinstance(cell.cell_contents, dict)]
+    assert len(known) <= 1024
 
 
 def test_half_overflows_early() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -84,7 +83,7 @@ def _write(
     """Enqueue one copy to the device."""
     uses = Uses()
     uses.add(array, operand, Access.WRITE, shape)
-    perform(lane, uses, partial(_upload, lane, shape, operand.ptr, host), "write", journal=journal)
+    perform(lane, uses, "write", _upload, lane, shape, operand.ptr, host, journal=journal)
 
 
 def _write_in_chunks(
@@ -244,18 +243,17 @@ def _download(lane: Lane, descriptor: CopyDescriptor, operand: Operand, target: 
     uses.add(descriptor.buffer, operand, Access.READ, shape)
     if uses.tainted:
         check_written(ranges(uses.entries, Access.READ))
+    perform(lane, uses, "read", _fetch, lane, shape, operand.ptr, address_of(target))
+
+
+def _fetch(lane: Lane, shape: CopyShape, device: int, host: int) -> None:
     driver, handle = lane.stream.driver, lane.stream.handle
-    host, device = address_of(target), operand.ptr
-
-    def enqueue() -> None:
-        if shape.linear:
-            driver.copy_async(host, device, shape.width, CopyKind.D2H, handle)
-        else:
-            driver.copy_2d_async(
-                host, shape.width, device, shape.pitch, shape.width, shape.height, CopyKind.D2H, handle
-            )
-
-    perform(lane, uses, enqueue, "read")
+    if shape.linear:
+        driver.copy_async(host, device, shape.width, CopyKind.D2H, handle)
+    else:
+        driver.copy_2d_async(
+            host, shape.width, device, shape.pitch, shape.width, shape.height, CopyKind.D2H, handle
+        )
 
 
 def _upload(lane: Lane, shape: CopyShape, device: int, host: int) -> None:

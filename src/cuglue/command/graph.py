@@ -5,7 +5,6 @@ Owns :class:`Graph`, and the short way of a replay that nothing came between. Mu
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from ..core.stream import Stream
@@ -35,11 +34,13 @@ class Graph(Owned):
         self._direct = 0 if window.uses.partners else executable  # partners are waited for each time
         self._window = window
         self._uses: Uses = window.uses
-        used = list(zip(self._uses.blocks, self._uses.accesses, strict=True))
+        used = self._uses.blocks.items()
         self._read = tuple(block for block, access in used if access == _READ)
         self._written = tuple(block for block, access in used if access != _READ)
         self._inputs = tuple(window.reads.values())
         self.operations = window.operations
+        self._lock = self._home.state.ordering.acquire  # a with statement costs twice as much
+        self._unlock = self._home.state.ordering.release
         self._last = 0  # newest replay on its own stream
         self._runs: dict[Stream, int] = {}  # and on others
         self._own()
@@ -62,9 +63,10 @@ class Graph(Owned):
         home = self._home
         if stream is not None or not self._direct or self._lane.window is not None:
             return self._replay(stream)
-        with home.state.ordering:
-            # Where nobody came between, all memory was used here last and is as it should be: there is nothing to wait
-            # for and no question open, and a launch with its stamps is all. These lines are half the cost of a replay.
+        # Where nobody came between, all memory was used here last and is as it should be: there is nothing to wait for
+        # and no question open, so that a launch and its stamps are all. These lines are half the cost of a replay.
+        self._lock()
+        try:
             for block in self._read:
                 if block.write_stream is not home or block.taint is not None:
                     return self._replay(stream)
@@ -74,13 +76,15 @@ class Graph(Owned):
             try:
                 home.driver.graph_launch(self._direct, home.handle)
             except BaseException as error:
-                refused(self._lane, self._uses, error)
+                refused(self._lane, self._uses, error, "graph")
                 raise
             self._last = seq = home.submit()
             for block in self._written:
                 block.write_seq = seq
             for block in self._read:
                 block.finish(home, _READ, seq)
+        finally:
+            self._unlock()
         return None
 
     def _replay(self, stream: object) -> Skipped | None:
@@ -90,8 +94,8 @@ class Graph(Owned):
         lane = self._lane if stream is None else self._lanes.lane(stream)
         if lane.window is not None:
             lane.stream.refuse_capture("replay a graph")
-        enqueue = partial(lane.stream.driver.graph_launch, self._executable, lane.stream.handle)
-        skipped = perform(lane, self._uses, enqueue, "graph", inputs=self._inputs)
+        launch, handle = lane.stream.driver.graph_launch, lane.stream.handle
+        skipped = perform(lane, self._uses, "graph", launch, self._executable, handle, inputs=self._inputs)
         self._runs[lane.stream] = lane.stream.seq
         return skipped
 

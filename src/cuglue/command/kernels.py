@@ -62,14 +62,18 @@ class Kernel:
 
 
 class KernelContext:
-    """The compiled kernels of one device."""
+    """The compiled kernels of one device.
+
+    Attributes:
+        loaded: handles of the kernels compiled so far.
+    """
 
     def __init__(self, driver: Driver, device: int) -> None:
         self.driver = driver
         self.device = device
         self.simulated = driver.capabilities(device).simulated
         self._lock = threading.Lock()
-        self._loaded: dict[Kernel, int] = {}
+        self.loaded: dict[Kernel, int] = {}
         self._adopted: OrderedDict[int, tuple[Any, int]] = OrderedDict()  # by id; the function is kept alive
 
     def handle(self, kernel: Any) -> int:
@@ -83,8 +87,7 @@ class KernelContext:
             DriverError: it does not compile.
         """
         if isinstance(kernel, Kernel):
-            handle = self._loaded.get(kernel)
-            return handle if handle is not None else self._load(kernel)
+            return self.loaded.get(kernel) or self._load(kernel)
         found = self._adopted.get(id(kernel))
         return found[1] if found is not None else self._adopt(kernel)
 
@@ -97,11 +100,11 @@ class KernelContext:
                 reason="simulated",
             )
         with self._lock:
-            if kernel not in self._loaded:
-                self._loaded[kernel] = self.driver.kernel_load(
+            if kernel not in self.loaded:
+                self.loaded[kernel] = self.driver.kernel_load(
                     kernel.name, kernel.source, kernel.options, self.device, kernel.sim
                 )
-            return self._loaded[kernel]
+            return self.loaded[kernel]
 
     def _adopt(self, function: Any) -> int:
         if type(function).__module__.partition(".")[0] != "cupy" or not callable(function):
@@ -128,8 +131,8 @@ class KernelContext:
     def close(self) -> None:
         """Forget every kernel; the driver unloads what nobody else loaded."""
         with self._lock:
-            while self._loaded:
-                self.driver.kernel_unload(self._loaded.popitem()[1])
+            while self.loaded:
+                self.driver.kernel_unload(self.loaded.popitem()[1])
             while self._adopted:
                 self.driver.kernel_unload(self._adopted.popitem()[1][1])
 

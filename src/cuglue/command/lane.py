@@ -196,7 +196,7 @@ class Lane:
 
     def settle(self) -> None:
         """After an operation: let go what is due. Blocks only for work of two flushes ago."""
-        if self.window is None and self.drops.due and not self.stream.capturing:
+        if self.drops.due and self.window is None and not self.stream.capturing:
             self.drops.flush()
             self.host.settle()
 

@@ -59,20 +59,26 @@ def launch(
         strict=strict,
         spans=context.simulated,
     )
-    loaded = context.handle(kernel)
+    loaded = (context.loaded.get(kernel) if known else None) or context.handle(kernel)
     if 0 in grid_:
         return None
-    state, handle = lane.stream.state, lane.stream.handle
+    stream = lane.stream
+    state = stream.state
     if state.retire.forgotten:
         state.retire.run_forgotten()
-
-    def enqueue() -> None:
-        try:
-            state.driver.kernel_launch(loaded, grid_, block_, values, spans, shared, handle)
-        except LaunchError as error:
-            error.what = error.what or f"kernel {name!r}, grid {grid_}, block {block_}, {shared} bytes shared"
-            raise
-
-    skipped = perform(lane, uses, enqueue, name, journal=journal)
+    skipped = perform(
+        lane,
+        uses,
+        name,
+        state.driver.kernel_launch,
+        loaded,
+        grid_,
+        block_,
+        values,
+        spans,
+        shared,
+        stream.handle,
+        journal=journal,
+    )
     lane.settle()
     return skipped

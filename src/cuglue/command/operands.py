@@ -70,11 +70,13 @@ class Operand:
         partners: streams that others may use it on without telling: joined both ways, never elided.
         kind: "memory", "surface" or "texture".
         writable: whether work may write it.
+        fitted: the parameter of a kernel that it was found to fit last, whatever is done with it; None: none yet.
     """
 
     __slots__ = (
         "block",
         "dtype",
+        "fitted",
         "kind",
         "nbytes",
         "partners",
@@ -106,6 +108,7 @@ class Operand:
         self.partners = partners
         self.kind = kind
         self.writable = writable
+        self.fitted: object = None
 
     def at(self, offset: int) -> Operand:
         """The operand from its byte ``offset`` on."""

@@ -7,10 +7,10 @@ keep the books of taint and of a capture under way. Must not know what is enqueu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..driver.protocol import Access
-from ..errors import CaptureError
+from ..errors import CaptureError, LaunchError
 from .lane import Lane
 from .taint import Failure, Journal, Range, claim, clear, failures, ranges
 from .uses import Uses
@@ -32,9 +32,9 @@ class Skipped(NamedTuple):
 def perform(
     lane: Lane,
     uses: Uses,
-    enqueue: Callable[[], None],
     name: str,
-    *,
+    call: Callable[..., object],
+    *arguments: Any,
     inputs: Iterable[Range] | None = None,
     journal: Journal | None = None,
 ) -> Skipped | None:
@@ -45,8 +45,8 @@ def perform(
     Args:
         lane: where.
         uses: everything it touches.
-        enqueue: makes the driver call.
         name: for reports.
+        call: makes the driver call, with ``arguments``.
         inputs: the bytes whose contents matter; None: all that it reads.
         journal: told what was written.
 
@@ -58,7 +58,8 @@ def perform(
     """
     stream, window = lane.stream, lane.window
     with stream.state.ordering:
-        tainted = uses.tainted
+        quiet = uses.quiet(stream)
+        tainted = not quiet and uses.tainted
         if tainted:
             skipped = _skip(lane, uses, name, inputs)
             if skipped is not None:
@@ -66,10 +67,11 @@ def perform(
         try:
             if window is not None:
                 refuse_transient(uses)
-            uses.prepare(stream)
-            enqueue()
+            if not quiet:
+                uses.prepare(stream)
+            call(*arguments)
         except BaseException as error:
-            refused(lane, uses, error)
+            refused(lane, uses, error, name)
             raise
         if tainted:
             clear(ranges(uses.entries, Access.WRITE))
@@ -101,8 +103,10 @@ def _spoil(lane: Lane, failure: BaseException) -> None:
         profile.invalidate(failure)
 
 
-def refused(lane: Lane, uses: Uses, error: BaseException) -> None:
+def refused(lane: Lane, uses: Uses, error: BaseException, name: str) -> None:
     """Note that an operation was not enqueued: what it writes counts as never written, unless it was a misuse."""
+    if isinstance(error, LaunchError) and not error.what:
+        error.what = f"kernel {name!r}"
     _spoil(lane, error)
     if isinstance(error, CaptureError):
         return  # a misuse, found before anything happened

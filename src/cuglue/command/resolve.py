@@ -64,10 +64,10 @@ def bind(
     arg = parameter = None
     try:
         for arg, parameter in zip(args, parameters or repeat(None, len(args)), strict=True):
-            declaration = (
-                arg if isinstance(arg, Declared) else declared(arg) if declared is not None else None
-            )
-            if declaration is None:
+            declaration: Declared | None = None
+            if isinstance(arg, Declared):
+                declaration = arg
+            elif declared is None or (declaration := declared(arg)) is None:
                 convert = parameter.convert if parameter is not None else None
                 values.append(convert(arg) if convert is not None else _scalar(arg, parameter))
                 if spans:
@@ -77,10 +77,13 @@ def bind(
             if access & 2 and declaration is not arg and parameter is not None and parameter.const:
                 access = Access.READ  # the command writes it, but not with this kernel
             operand = operand_of(array, place)
-            if strict or not _fits(operand, access, parameter):
-                _check_memory(operand, declaration, access, strict)
-                if parameter is not None:
-                    _check_pointer(operand, declaration, access, parameter)
+            if (
+                operand.fitted is not parameter
+                or parameter is None
+                or strict
+                or (access & 2 and parameter.const)
+            ):
+                _check(operand, declaration, access, parameter, strict)
             uses.add(array, operand, access)
             values.append(operand.ptr)
             if spans:
@@ -90,18 +93,15 @@ def bind(
     return tuple(values), tuple(views), uses
 
 
-def _fits(operand: Operand, access: Access, parameter: Parameter | None) -> bool:
-    """Whether an argument surely passes every check: the quick question before the exact ones."""
-    return (
-        parameter is not None
-        and operand.writable
-        and operand.strides is None
-        and parameter.kind == "pointer"
-        and operand.kind == "memory"
-        and (access == 1 or not parameter.const)
-        and (operand.dtype is None or operand.dtype is parameter.dtype)
-        and not operand.ptr % parameter.align
-    )
+def _check(
+    operand: Operand, declaration: Declared, access: Access, parameter: Parameter | None, strict: bool
+) -> None:
+    """Refuse memory that does not fit; remember what fits whatever is declared, so that it is not asked each time."""
+    _check_memory(operand, declaration, access, strict)
+    if parameter is not None:
+        _check_pointer(operand, declaration, access, parameter)
+        if operand.writable and operand.strides is None:
+            operand.fitted = parameter
 
 
 def _scalar(arg: Any, parameter: Parameter | None) -> Any:

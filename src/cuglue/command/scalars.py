@@ -16,6 +16,8 @@ from ..errors import LaunchError
 
 Convert = Callable[[Any], Any]
 
+_KNOWN = 1024  # values of each type that are kept
+
 _LONG = ctypes.sizeof(ctypes.c_long)  # 4 on Windows, 8 elsewhere, on the device as on the host
 
 #: C spelling with its words in sorted order -> NumPy dtype. ``signed`` and ``int`` are dropped where redundant.
@@ -104,11 +106,19 @@ def converter(dtype: np.dtype[Any]) -> Convert:
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
         low, high = int(limits.min), int(limits.max)
+        known: dict[
+            int, Any
+        ] = {}  # the same numbers come again, and making one costs three times a look here
 
         def to_integer(value: Any) -> Any:
             if type(value) is int:
+                if value in known:
+                    return known[value]
                 if low <= value <= high:
-                    return make(value)
+                    made = make(value)
+                    if len(known) < _KNOWN:
+                        known[value] = made
+                    return made
             elif isinstance(value, (int, np.integer, np.bool_)) and low <= int(value) <= high:
                 return make(value)
             raise _misfit(value, f"an integer from {low} to {high}", (int, np.integer, np.bool_))
@@ -116,10 +126,16 @@ def converter(dtype: np.dtype[Any]) -> Convert:
         return to_integer
     if dtype.kind == "f":
         most = float(np.finfo(dtype).max)
+        seen: dict[float, Any] = {}
 
         def to_float(value: Any) -> Any:
             if type(value) is float and -most <= value <= most:
-                return make(value)
+                if value in seen and value:  # not 0.0, which equals -0.0
+                    return seen[value]
+                made = make(value)
+                if len(seen) < _KNOWN:
+                    seen[value] = made
+                return made
             if isinstance(value, (float, int, np.integer, np.floating)) and not isinstance(value, bool):
                 try:
                     number = float(value)

@@ -47,9 +47,12 @@ class DropQueue:
 
     A flush waits for the fence of the flush before it, lets go what was pending then, and sets a new fence. So nothing
     is let go before the device is done with it, and a flush rarely blocks.
+
+    Attributes:
+        due: whether enough was staged that it should be flushed.
     """
 
-    __slots__ = ("_fence", "_pending", "_staged", "_staged_bytes", "_stream")
+    __slots__ = ("_fence", "_pending", "_staged", "_staged_bytes", "_stream", "due")
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -57,16 +60,14 @@ class DropQueue:
         self._staged_bytes = 0
         self._pending: list[Any] = []
         self._fence: Event | None = None
+        self.due = False
 
     def push(self, thing: Any, nbytes: int) -> None:
         """Keep ``thing`` until the work queued until now is done."""
         self._staged.append(thing)
         self._staged_bytes += nbytes
-
-    @property
-    def due(self) -> bool:
-        """Whether enough was staged that it should be flushed."""
-        return len(self._staged) >= DROP_COUNT or self._staged_bytes >= DROP_BYTES
+        if len(self._staged) >= DROP_COUNT or self._staged_bytes >= DROP_BYTES:
+            self.due = True
 
     @property
     def staged(self) -> tuple[Any, ...]:
@@ -100,6 +101,7 @@ class DropQueue:
             self._let_go()
         if self._staged:
             self._pending, self._staged, self._staged_bytes = self._staged, [], 0
+            self.due = False
             self._fence = self._stream.record()
 
     def collect(self) -> None:
@@ -115,5 +117,9 @@ class DropQueue:
 
     def drain(self) -> None:
         """Two rotations: nothing is held afterwards. Blocks the host."""
+        if not self._stream.nameable() and (self._staged or self._pending):
+            self._stream.synchronize()  # its handle may be dead by now: nobody has just named it
+            self._let_go()
+            self._staged, self._staged_bytes, self.due = [], 0, False
         self.flush()
         self.flush()

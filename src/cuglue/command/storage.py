@@ -19,18 +19,27 @@ Release = Callable[[Any], None]
 class Storage(BlockOwner):
     """Memory of a runtime. Dropped by its last holder (a Buffer, an array made from one, a graph), it is freed on its
     home stream after everything known to use it.
+
+    Attributes:
+        exported: whether anybody but commands may use the memory.
     """
 
-    __slots__ = ("_release",)
+    __slots__ = ("_release", "exported")
 
     def __init__(self, block: BlockLife, release: Release | None) -> None:
         super().__init__(block)
         self._release = release  # None: nothing to free
+        self.exported = False
 
-    @property
-    def exported(self) -> bool:
-        """Whether anybody but commands may use the memory."""
-        return bool(self._consumers) or self._cai_read
+    def note_consumer(self, stream: Stream) -> None:
+        """Inherited."""
+        self.exported = True
+        super().note_consumer(stream)
+
+    def note_cai_reader(self) -> None:
+        """Inherited."""
+        self.exported = True
+        super().note_cai_reader()
 
     def __del__(self) -> None:
         if self._release is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.block import BlockLife
+from ..core.block import BlockLife, finish_all, prepare_all
 from ..core.stream import Stream
 from ..driver.protocol import Access
 from ..errors import CuglueError
@@ -23,12 +23,11 @@ Use = tuple[Any, Operand, Access, CopyShape | None]
 class Uses:
     """What one operation (or one command) does with memory. A block used twice is used once, in both ways."""
 
-    __slots__ = ("accesses", "blocks", "entries", "partners")
+    __slots__ = ("blocks", "entries", "partners")
 
     def __init__(self) -> None:
         self.entries: list[Use] = []
-        self.blocks: list[BlockLife] = []
-        self.accesses: list[Access] = []
+        self.blocks: dict[BlockLife, Access] = {}  # blocks compare by identity
         self.partners: tuple[Stream, ...] = ()
 
     def add(self, array: Any, operand: Operand, access: Access, shape: CopyShape | None = None) -> None:
@@ -36,22 +35,22 @@ class Uses:
         self.entries.append((array, operand, access, shape))
         block = operand.block
         if block is not None:
-            if block in self.blocks:  # blocks compare by identity
-                index = self.blocks.index(block)
-                self.accesses[index] |= access
-            else:
-                self.blocks.append(block)
-                self.accesses.append(access)
+            known = self.blocks.get(block)
+            self.blocks[block] = access if known is None or known == access else Access.READ_WRITE
         if operand.partners:
             self.partners += tuple(p for p in operand.partners if p not in self.partners)
+
+    def quiet(self, stream: Stream) -> bool:
+        """Whether no question is open on ``stream``: nobody to wait for, and no byte that was never written."""
+        for block, access in self.blocks.items():
+            if block.write_stream is not stream or (access & 2 and block.reads) or block.taint is not None:
+                return False
+        return not self.partners
 
     @property
     def tainted(self) -> bool:
         """Whether any block has bytes that were never written: the quick question before the exact one."""
-        for block in self.blocks:  # noqa: SIM110 - on every launch, and a generator costs more than the loop
-            if block.taint is not None:
-                return True
-        return False
+        return any(block.taint is not None for block in self.blocks)
 
     def prepare(self, stream: Stream) -> int:
         """Queue on ``stream`` every wait that the operation needs; the number queued.
@@ -59,10 +58,7 @@ class Uses:
         Raises:
             CaptureError: a wait would cross a capture; nothing was queued on a stream that captures.
         """
-        waits = 0
-        for block, access in zip(self.blocks, self.accesses, strict=True):
-            if block.write_stream is not stream or block.reads:  # else there is nobody to wait for
-                waits += block.prepare(stream, access)
+        waits = prepare_all(self.blocks, stream)
         for partner in self.partners:
             waits += stream.join(partner)
         return waits
@@ -70,8 +66,7 @@ class Uses:
     def finish(self, stream: Stream) -> int:
         """Note that the operation was enqueued; the seq it got. Partners come after it from now on."""
         seq = stream.submit()
-        for block, access in zip(self.blocks, self.accesses, strict=True):
-            block.finish(stream, access, seq)
+        finish_all(self.blocks, stream, seq)
         if self.partners:
             self._hold_partners(stream)
         return seq

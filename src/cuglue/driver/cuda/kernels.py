@@ -141,13 +141,6 @@ class Kernels(Contexts):
         if entry.device != self._only and runtime.getDevice() != entry.device:
             with self._on(entry.device):
                 return self.kernel_launch(kernel, grid, block, values, spans, shared, stream)
-        if 0 in grid or 0 in block:  # CuPy would launch one block where CUDA refuses
-            raise LaunchError(
-                f"grid {grid} of blocks {block}",
-                code=1,
-                name="CUDA_ERROR_INVALID_VALUE",
-                call="cuLaunchKernel",
-            )
         if shared > entry.shared:
             self._allow_shared(entry, shared)
         types = tuple(map(type, values))
@@ -168,14 +161,11 @@ class Kernels(Contexts):
                 with self._on(entry.device):  # a thread that never called CUDA
                     cupy_driver.launchKernel(*launch)
         except CUDADriverError as error:
-            raise failure_of(error, "cuLaunchKernel") from error
+            refusal = failure_of(error, "cuLaunchKernel")
+            refusal.got = f"grid {grid}, block {block}, {shared} bytes of shared memory"
+            raise refusal from error
         except OverflowError as error:  # no number that CUDA could be given
-            raise LaunchError(
-                f"grid {grid} of blocks {block}, {shared} bytes of shared memory",
-                code=INVALID_VALUE,
-                name="CUDA_ERROR_INVALID_VALUE",
-                call="cuLaunchKernel",
-            ) from error
+            raise _no_launch(grid, block, shared) from error
         finally:
             packing.give_back(buffer)
 
@@ -218,10 +208,21 @@ def _launch_by_cupy(
     stream: int,
 ) -> None:
     """For arguments that only CuPy packs and for cooperative kernels."""
+    if 0 in grid or 0 in block:  # CuPy would launch one block where CUDA refuses
+        raise _no_launch(grid, block, shared)
     try:
         entry.function(grid, block, values, shared, _StreamHandle(stream), entry.cooperative)
     except (CUDADriverError, CUDARuntimeError) as error:
         raise failure_of(error, "cuLaunchKernel") from error
+
+
+def _no_launch(grid: tuple[int, int, int], block: tuple[int, int, int], shared: int) -> LaunchError:
+    return LaunchError(
+        got=f"grid {grid}, block {block}, {shared} bytes of shared memory",
+        code=INVALID_VALUE,
+        name="CUDA_ERROR_INVALID_VALUE",
+        call="cuLaunchKernel",
+    )
 
 
 def _function_of(raw: Any, name: str, context: Any) -> Any:
