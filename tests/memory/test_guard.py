@@ -26,7 +26,7 @@ from cuglue import (
     testing,
 )
 from cuglue.driver.sim import SimDriver
-from cuglue.errors import DriverError, LayoutError, OutOfBounds, UseAfterFree
+from cuglue.errors import DriverError, OutOfBounds, UsageError, UseAfterFree
 from cuglue.memory.guard import CANARY, FREED, FRESH
 
 
@@ -283,7 +283,7 @@ def test_without_poison_and_canaries(driver: Any) -> None:
     ],
 )
 def test_bad_options(driver: Any, bad: Any) -> None:
-    with pytest.raises(LayoutError):
+    with pytest.raises(UsageError):
         DebugGuardResource(DirectCudaResource(), **bad)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from ..arguments import seconds
 from ..core import process
 from ..core.block import BlockId, BlockLife
 from ..core.device import device_state
@@ -74,9 +75,7 @@ class DebugGuardResource(Adaptor):
             raise LayoutError("canary", got=f"{canary} bytes", expected=f"at most {_MOST_EXTRA}")
         self._poison = poison
         self._most_bytes = as_size(quarantine_bytes)
-        if not quarantine_age >= 0:
-            raise LayoutError("quarantine_age", got=quarantine_age, expected="seconds, 0 or more")
-        self._most_age = quarantine_age
+        self._most_age = seconds("quarantine_age", quarantine_age)
         self._table = BlockTable()
         self._inner: dict[int, Any] = {}  # by generation of the outer block
         self._quarantine: deque[tuple[float, _Guarded]] = deque()

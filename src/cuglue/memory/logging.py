@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from ..core.stream import Stream
+from ..errors import UsageError
 from .adaptor import Adaptor
 from .records import Action, AllocationRecord, Failure, Sink, failure_of, next_order
 from .resource import DeviceMemoryResource
@@ -25,6 +26,8 @@ class LoggingResource(Adaptor):
 
     def __init__(self, upstream: DeviceMemoryResource, sink: Sink) -> None:
         super().__init__(upstream)
+        if not callable(getattr(sink, "emit", None)):
+            raise UsageError("sink of a log", got=repr(sink), expected="something with emit(record)")
         self.sink = sink
         self._ordinal = upstream.device_ordinal
         self._dropped = 0

@@ -22,6 +22,10 @@ class PerDevice:
     """``PerDevice({0: a, 1: b}).malloc``: CuPy allocates from the resource of the device that is current."""
 
     def __init__(self, resources: Mapping[int, DeviceMemoryResource]) -> None:
+        if not isinstance(resources, Mapping):
+            raise UsageError(
+                "PerDevice", got=repr(resources), expected="a mapping from ordinals to resources"
+            )
         for ordinal, resource in resources.items():
             if not isinstance(resource, DeviceMemoryResource) or resource.device != ordinal:
                 raise UsageError(
@@ -39,9 +43,9 @@ class PerDevice:
         """
         try:
             return self.resources[device]
-        except KeyError:
+        except (KeyError, TypeError):
             raise UsageError(
-                "PerDevice", got=f"device {device}", expected=f"one of {sorted(self.resources)}"
+                "PerDevice", got=f"device {device!r}", expected=f"one of {sorted(self.resources)}"
             ) from None
 
     @cached_property

@@ -22,6 +22,7 @@ from ..errors import (
     OutOfBudget,
     OutOfMemory,
     StreamMisuse,
+    UsageError,
     UseAfterFree,
 )
 from ..lifecycle import leave
@@ -159,8 +160,13 @@ class _FileSink:
 
         Args:
             target: path (replaced if it exists), or a text file.
+
+        Raises:
+            UsageError: neither. OSError: the file cannot be written.
         """
         self._own = not hasattr(target, "write")
+        if self._own and not isinstance(target, str | PathLike):
+            raise UsageError(type(self).__name__, got=repr(target), expected="a path, or an open text file")
         self._file: IO[str] = (
             open(cast("str", target), "w", encoding="utf-8", newline="")  # noqa: SIM115 - closed by close()
             if self._own

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 
-from ..arguments import whole_of
+from ..arguments import whole, whole_of
 from ..core.device import check_device, device_state
 from ..core.stream import Stream, as_stream
 from ..driver.registry import current_driver
@@ -63,14 +63,17 @@ class StreamPool:
 
     def resolve(self, number: int) -> Stream | None:
         """The stream with this id; None if there is none. 0 is the legacy default stream, always."""
-        if number == DEFAULT:
+        known = whole(number)
+        if known == DEFAULT:
             return as_stream(0, device=self.device, driver=self._driver)
-        return self._streams.get(number)
+        return None if known is None else self._streams.get(known)
 
     def release(self, number: int) -> None:
         """Take a stream back; it is destroyed once nothing is ordered by it any more. Unknown ids do nothing."""
+        known = whole(number)
         with self._lock:
-            self._streams.pop(number, None)
+            if known is not None:
+                self._streams.pop(known, None)
 
     def __len__(self) -> int:
         return len(self._streams)

@@ -16,7 +16,7 @@ from typing import Any
 from ..core.block import BlockId
 from ..core.device import device_state
 from ..core.stream import Stream
-from ..errors import UseAfterFree
+from ..errors import UsageError, UseAfterFree
 from .adaptor import Adaptor
 from .resource import DeviceMemoryResource, check_block
 
@@ -124,6 +124,9 @@ class TrackingResource(Adaptor):
     @staticmethod
     def diff(a: Snapshot, b: Snapshot) -> LeakReport:
         """What came to be live between two snapshots and still was, and what was freed between them."""
+        for snapshot in a, b:
+            if not isinstance(snapshot, Snapshot):
+                raise UsageError("diff", got=repr(snapshot), expected="two snapshots of a TrackingResource")
         return LeakReport(
             tuple(found for generation, found in b.live.items() if generation not in a.live),
             tuple(found for generation, found in a.live.items() if generation not in b.live),

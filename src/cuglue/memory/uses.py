@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..arguments import whole_of
 from ..core.block import BlockId, BlockLife
 from ..core.device import DeviceState
 from ..core.stream import Stream
 from ..driver.protocol import Access
-from ..errors import StreamMisuse
+from ..errors import ArgumentError, StreamMisuse
 from .resource import DeviceMemoryResource, LayeredResource, check_block
 from .source import wrong_device
 from .table import BlockTable
@@ -35,23 +36,23 @@ class TracksUses(LayeredResource):
 
     def pending_use_event_count(self, ptr: int) -> int | None:
         """Uses that a free of the block at ``ptr`` has to come after; None if no block starts there."""
-        block = self._table.at(ptr)
+        block = self._table.at(whole_of("address", ptr))
         return None if block is None else block.use_count()
 
     def prepare_block_use(self, block_id: BlockId, stream: object, access: Access) -> None:
         """Inherited. Another thread's conflicting use of the block, prepared but not finished, is waited for."""
         user, block = self._used(block_id, stream, "prepare_block_use")
-        self._uses.open(block, user, Access(access))
+        self._uses.open(block, user, as_access(access))
 
     def finish_block_use(self, block_id: BlockId, stream: object, access: Access) -> None:
         """Inherited. A write that was not prepared keeps the uses before it: a free still waits for them."""
         user, block = self._used(block_id, stream, "finish_block_use")
-        self._uses.close(block, user, Access(access))
+        self._uses.close(block, user, as_access(access))
 
     def cancel_block_use(self, block_id: BlockId, stream: object, access: Access) -> None:
         """Inherited."""
         user, block = self._used(block_id, stream, "cancel_block_use")
-        self._uses.cancel(block, user, Access(access))
+        self._uses.cancel(block, user, as_access(access))
 
     def record_block_use(self, block: Any, stream: object) -> None:
         """Inherited."""
@@ -68,6 +69,20 @@ class TracksUses(LayeredResource):
     def _used(self, block_id: BlockId, stream: object, call: str) -> tuple[Stream, BlockLife]:
         check_block_id(self, block_id, call)
         return self._stream(stream), self._table.find(block_id)
+
+
+def as_access(access: object) -> Access:
+    """``access`` as an :class:`Access`; its numbers are taken too.
+
+    Raises:
+        ArgumentError: it is none (a ValueError).
+    """
+    if isinstance(access, Access):
+        return access
+    try:
+        return Access(access)  # type: ignore[arg-type] # that is the question
+    except (ValueError, TypeError):
+        raise ArgumentError("access", got=repr(access), expected="Access.READ, WRITE or READ_WRITE") from None
 
 
 def check_block_id(resource: DeviceMemoryResource, block_id: object, call: str) -> None:

@@ -19,6 +19,7 @@ from functools import cached_property, partial
 from typing import Any
 from weakref import WeakSet
 
+from ...arguments import seconds
 from ...core import process
 from ...core.device import device_state
 from ...core.stream import Stream, as_stream
@@ -93,7 +94,7 @@ class PoolResource(Owned, PoolArrays):
             raise UsageError("upstream of a pool", got=repr(upstream), expected="a DeviceMemoryResource")
         if max_bytes is not None and as_size(max_bytes) < 1:
             raise ArgumentError("max_bytes", got=max_bytes, expected="1 or more, or None")
-        if idle_seconds is not None and not idle_seconds > 0:
+        if idle_seconds is not None and not seconds("idle_seconds", idle_seconds):
             raise ArgumentError("idle_seconds", got=idle_seconds, expected="more than 0, or None")
         self.upstream = upstream
         self._driver = upstream.driver

@@ -1,0 +1,161 @@
+"""What is no argument: each public constructor and method of memory takes it or refuses it by one of our errors."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cuglue
+from cuglue import (
+    Access,
+    AsyncCudaResource,
+    CsvSink,
+    DebugGuardResource,
+    DirectCudaResource,
+    FailureCallbackResource,
+    GlobalDeviceBudget,
+    InMemorySink,
+    JsonLinesSink,
+    LaunchRecorder,
+    LoggingResource,
+    ManagedResource,
+    PerDevice,
+    PinnedHostResource,
+    PoolResource,
+    StatisticsResource,
+    StreamPool,
+    TraceSink,
+    TrackingResource,
+)
+from cuglue.errors import CuglueError, UsageError
+from cuglue.memory.budget import reserve
+
+JUNK: list[Any] = [
+    None, "x", b"x", 1.5, float("nan"), -1, 2**70, True, object(), [], {}, (), len, 3, np.int64(-3), np.float32(2),
+]  # fmt: skip
+
+MAKERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "direct": (DirectCudaResource, {}),
+    "async": (AsyncCudaResource, {}),
+    "pinned": (PinnedHostResource, {}),
+    "managed": (ManagedResource, {}),
+    "pool": (PoolResource, {"upstream": ...}),
+    "budget": (GlobalDeviceBudget, {"upstream": ..., "limit": 1 << 20}),
+    "logging": (LoggingResource, {"upstream": ..., "sink": InMemorySink()}),
+    "statistics": (StatisticsResource, {"upstream": ...}),
+    "tracking": (TrackingResource, {"upstream": ...}),
+    "guard": (DebugGuardResource, {"upstream": ...}),
+    "callback": (FailureCallbackResource, {"upstream": ..., "callback": lambda failure: False}),
+    "per device": (PerDevice, {"resources": {}}),
+    "stream pool": (StreamPool, {}),
+    "recorder": (LaunchRecorder, {}),
+}
+SINKS = [CsvSink, JsonLinesSink, TraceSink]
+#: Called by other layers only, with what those have from us.
+INTERNAL = {"block_at", "block_in", "take_back"}
+
+
+@pytest.fixture
+def upstream(sim: Any) -> Iterator[AsyncCudaResource]:
+    resource = AsyncCudaResource()
+    yield resource
+    with warnings.catch_warnings(action="ignore"):
+        resource.close()
+
+
+def made(name: str, upstream: Any, /, **changed: Any) -> Any:
+    make, arguments = MAKERS[name]
+    given = {key: upstream if value is ... else value for key, value in arguments.items()}
+    return make(**{**given, **changed})
+
+
+def refused_by_name(call: Callable[[], Any]) -> str | None:
+    """The error if it is none of ours."""
+    try:
+        call()
+    except CuglueError:
+        return None
+    except Exception as error:  # noqa: BLE001 - that is the question
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_constructors(name: str, upstream: Any) -> None:
+    wrong = []
+    for parameter in list(inspect.signature(MAKERS[name][0]).parameters):
+        for junk in JUNK:
+            with warnings.catch_warnings(action="ignore"):
+                error = refused_by_name(lambda p=parameter, j=junk: made(name, upstream, **{p: j}))  # type: ignore[misc]
+            if error:
+                wrong.append(f"{parameter}={junk!r}: {error}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_methods(name: str, upstream: Any) -> None:
+    """Each argument in turn is junk while all others are right."""
+    wrong = []
+    thing = made(name, upstream)
+    right = {
+        "nbytes": lambda: 16, "stream": lambda: 0, "access": lambda: Access.READ,
+        "block": lambda: upstream.allocate(16),
+        "block_id": lambda: upstream.allocate(16).id, "a": lambda: TrackingResource(upstream).snapshot(),
+        "b": lambda: TrackingResource(upstream).snapshot(),
+    }  # fmt: skip
+    for method, _ in inspect.getmembers(type(thing), callable):
+        if method.startswith("_") or method in INTERNAL:
+            continue
+        parameters = inspect.signature(getattr(thing, method)).parameters.values()
+        for bad in parameters:
+            for junk in JUNK:
+                given = {
+                    p.name: junk if p is bad else right.get(p.name, lambda: None)()
+                    for p in parameters
+                    if p is bad or p.default is p.empty
+                }
+                error = refused_by_name(lambda m=method, g=given: getattr(thing, m)(**g))  # type: ignore[misc]
+                if error:
+                    wrong.append(f"{method}({bad.name}={junk!r}): {error}")
+    with warnings.catch_warnings(action="ignore"):
+        getattr(thing, "close", lambda: None)()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("sink", SINKS)
+@pytest.mark.parametrize("target", [None, 1.5, -1, 3, True, object(), [], {}, (), b"x"])
+def test_sinks(sink: Any, target: Any) -> None:
+    with pytest.raises(UsageError, match="path"):
+        sink(target)
+
+
+def test_a_log_without_a_sink(upstream: Any) -> None:
+    """Else each of its records would be dropped, one by one."""
+    for sink in (None, "log.csv", print):
+        with pytest.raises(UsageError, match="emit"):
+            LoggingResource(upstream, sink)  # type: ignore[arg-type]
+
+
+def test_functions(upstream: Any) -> None:
+    wrong = []
+    block = upstream.allocate(16)
+    budget = GlobalDeviceBudget(upstream, 1000)
+    for junk in JUNK:
+        for call in (
+            lambda j=junk: cuglue.use(j, 0),
+            lambda j=junk: cuglue.use(block, j),
+            lambda j=junk: cuglue.use(block, 0, j),
+            lambda j=junk: reserve(j, 10),
+            lambda j=junk: reserve(budget, j),
+            lambda j=junk: budget.reserve(10).allocate(j),
+            lambda j=junk: budget.reserve(10).allocate(5, j),
+        ):
+            error = refused_by_name(call)  # type: ignore[arg-type]
+            if error:
+                wrong.append(f"{junk!r}: {error}")
+    assert wrong == []
