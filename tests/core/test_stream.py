@@ -53,6 +53,24 @@ def test_a_record_keeps_its_owner_alive(sim: SimDriver) -> None:
     assert sim.inventory()["streams"] == 0
 
 
+def test_nothing_is_kept_of_streams_that_are_gone(sim: SimDriver) -> None:
+    """A program may wait for new streams for ever."""
+    waiting = as_stream(sim.Stream())
+    for _ in range(5):
+        gone = as_stream(sim.Stream())
+        assert waiting.join(gone)
+        del gone
+    gc.collect()
+    assert waiting.synced == {}
+
+
+def test_the_record_of_the_default_stream_stays(sim: SimDriver) -> None:
+    """Every map on another stream asks for it: a new one each time would start its counts again."""
+    number = as_stream(None).id
+    gc.collect()
+    assert as_stream(0).id == number
+
+
 def test_an_int_finds_the_live_object(sim: SimDriver) -> None:
     own = sim.Stream()
     record = as_stream(own)

@@ -35,6 +35,7 @@ class DeviceState:
         # the two in any order.
         self.owners: dict[int, object] = {}
         self.retire: RetireQueue = RetireQueue(self)
+        self.default: Stream | None = None  # the record of the default stream
         self.refuge: Stream | None = None  # where memory is freed whose own stream may not be named any more
         # Held from the first wait to the stamp of an operation: two threads on one block must not interleave there.
         self.ordering = threading.RLock()

@@ -316,15 +316,25 @@ def as_stream(obj: object = None, *, device: int | None = None, driver: Driver |
             record = None  # known by its number alone: it may be gone, and its handle somebody else's by now
     if record is None:
         record = Stream(state, handle, owner, thread)
-        state.streams[key] = weakref.ref(record, lambda _: _forget(state, key))
+        number = record.id
+        state.streams[key] = weakref.ref(record, lambda _: _forget(state, key, number))
+        if handle == 0:
+            state.default = record  # it never ends, and every map and launch asks for it
     return record
 
 
-def _forget(state: DeviceState, key: Any) -> None:
-    """Drop a dead entry, unless a new record took its place (runs inside the collector: no lock)."""
+def _forget(state: DeviceState, key: Any, number: int) -> None:
+    """Drop a dead entry, unless a new record took its place, and what others noted of the record of this number.
+
+    Runs inside the collector: no lock.
+    """
     reference = state.streams.get(key)
     if reference is not None and reference() is None:
         state.streams.pop(key, None)
+    for found in list(state.streams.values()):
+        stream = found()
+        if stream is not None:
+            stream.synced.pop(number, None)
 
 
 def _check_device(obj: object, own: int | None, wanted: int | None) -> None:
