@@ -61,10 +61,11 @@ class TracksUses(LayeredResource):
 
     @property
     def _uses(self) -> Tickets:
-        with self._state.ordering:
-            if self._tickets is None:
-                self._tickets = Tickets(self._state.ordering)
-            return self._tickets
+        tickets = self._tickets
+        if tickets is None:
+            with self._state.ordering:
+                tickets = self._tickets = self._tickets or Tickets(self._state.ordering)
+        return tickets
 
     def _used(self, block_id: BlockId, stream: object, call: str) -> tuple[Stream, BlockLife]:
         check_block_id(self, block_id, call)
