@@ -14,7 +14,7 @@ from ..core.device import DeviceState
 from ..core.stream import Stream
 from ..errors import LayoutError, MapUnavailableError, NotAllocatedError, StaleHandleError
 from ..layout import Layout
-from .backings import Backing, GlBacking, Part, Share
+from .backings import WHOLE, Backing, GlBacking, Part, Share
 from .glops import CudaGlOps
 from .registration import GlRegistration
 
@@ -53,7 +53,8 @@ class GlBuffer(GlBacking):
 
     def check(self, part: Part) -> None:
         """Inherited. The driver itself would map the old memory of a buffer that was resized."""
-        super().check(part)
+        if part is not WHOLE:
+            super().check(part)
         if self.registration.mapped:
             return
         hint = "Close the handle and register the buffer again"

@@ -112,7 +112,6 @@ class D3d11Image(FencedImage):
             com.release(self._texture)
 
     def _uses(self) -> Block:
-        assert self.registration.uses is not None, "the texture was mapped when it was registered"
         return self.registration.uses
 
     def __str__(self) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable
-from functools import partial
 from typing import Any, Literal
 
 from ..arguments import whole
@@ -198,7 +197,7 @@ def _open_buffer(driver: Driver, ops: GlOps, name: int, access: Access, device: 
             GlRegistration(state, ops, resource),
             size,
             readonly=access == "read",
-            current_size=partial(buffer_size, name),
+            current_size=buffer_size(name),
             what=what,
         )
 

@@ -70,7 +70,7 @@ def require_context(wanted: ContextId | None = None) -> ContextId:
     Raises:
         NoContextError: none is current here (the message says which libraries were asked), or another one.
     """
-    if wanted is not None and _is_current(wanted):
+    if wanted is not None and is_current(wanted):
         return wanted
     found = current_context()
     if found is not None and wanted in (None, found):
@@ -108,8 +108,8 @@ def _ask() -> ContextId | None:
     return None
 
 
-def _is_current(wanted: ContextId) -> bool:
-    """Whether :func:`_ask` would find ``wanted``; asked at every call, so it makes no record of the answer."""
+def is_current(wanted: ContextId) -> bool:
+    """Whether :func:`current_context` would find ``wanted``. Asked at every call, so it makes no record of it."""
     for api, (display, context) in _getters.items():
         handle = context()
         if handle:

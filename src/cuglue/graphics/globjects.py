@@ -6,10 +6,11 @@ whether what it finds registers. Every function runs where a context is current 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ..errors import NotAllocatedError, UsageError
-from .glquestions import BUFFER_SIZE, Questions, quick_size
+from .glquestions import BUFFER_SIZE, Questions, SizeQuestion
 
 TEXTURE_2D = 0x0DE1
 RENDERBUFFER = 0x8D41
@@ -72,9 +73,10 @@ def describe_buffer(name: int) -> int:
     return size
 
 
-def buffer_size(name: int) -> int:
-    """:func:`describe_buffer` for every map: one question where all is well."""
-    return quick_size(name) or describe_buffer(name)
+def buffer_size(name: int) -> Callable[[], int]:
+    """:func:`describe_buffer` of this buffer for every map, one at a time: one question where all is well."""
+    ask = SizeQuestion(name).ask
+    return lambda: ask() or describe_buffer(name)
 
 
 def describe_texture(name: int, target: int = TEXTURE_2D, level: int = 0) -> ImageInfo:

@@ -20,9 +20,9 @@ from typing import Any, Protocol, TypeVar
 
 from ..core import process
 from ..errors import BusyError, ClosedError, WrongThreadError
-from .glcurrent import ContextId, ThreadRef, current_context, require_context
+from .glcurrent import ContextId, ThreadRef, current_context, is_current, require_context
 from .glqueue import Posted, Queue, Request, check_process, drain, gone, refuse, run
-from .glworker import OwnedContext, Start, close_at_exit, serve
+from .glworker import OwnedContext, Start, close_at_exit, living, serve
 
 T = TypeVar("T")
 
@@ -145,11 +145,6 @@ class GlOps(ABC):
         return f"<{type(self).__name__} for {self.context_id or 'no context yet'} on {where}>"
 
 
-def living(thread: threading.Thread) -> bool:
-    """Whether a thread can still make calls: the main one can in ``atexit`` functions, where it counts as ended."""
-    return thread.is_alive() or (thread is threading.current_thread() and not sys.is_finalizing())
-
-
 class InlineOps(GlOps):
     """Calls run on the thread that made these ops; see :meth:`GlOps.inline`."""
 
@@ -181,8 +176,10 @@ class InlineOps(GlOps):
             self._check_alive()
         if not here:
             raise self._wrong_thread("Call there, or make the context with gl.headless(thread='worker')")
-        require_context(self._context_id)
-        drain(self._queue, run)
+        if not is_current(self._context_id):
+            require_context(self._context_id)
+        if not self._queue.empty():
+            drain(self._queue, run)
         return fn(*args)
 
     def close(self) -> None:

@@ -98,23 +98,27 @@ class Questions:
         return codes
 
 
-def quick_size(name: int) -> int:
-    """Bytes of a buffer, by one question; 0: OpenGL gave no answer, and :class:`Questions` finds out why.
+class SizeQuestion:
+    """Asks for the bytes of one buffer where its context is current, as every map does; one thread at a time.
 
     The application's own error flags stay as they are.
-
-    Raises: as :class:`Questions`, where that cannot be made.
     """
-    check_context()
-    try:
-        ask = _find()["glGetNamedBufferParameteri64v"]
-    except LookupError:
-        return 0
-    value = c_int64()
-    ask(name, BUFFER_SIZE, byref(value))
-    if not value.value:
-        _find()["glGetError"]()  # of this very question
-    return value.value
+
+    __slots__ = ("_name", "_place", "_value")
+
+    def __init__(self, name: int) -> None:
+        self._name = name
+        self._value = c_int64()
+        self._place = byref(self._value)
+
+    def ask(self) -> int:
+        """The size; 0: OpenGL gave no answer (perhaps no context is current), and :class:`Questions` finds out why."""
+        value, functions = self._value, _find()
+        value.value = 0
+        functions["glGetNamedBufferParameteri64v"](self._name, BUFFER_SIZE, self._place)
+        if not value.value:
+            functions["glGetError"]()  # of this very question
+        return value.value
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -54,6 +55,11 @@ class Start:
         made.native.make_current()
         self.native = made.native
         return made
+
+
+def living(thread: threading.Thread) -> bool:
+    """Whether a thread can still make calls: the main one can in ``atexit`` functions, where it counts as ended."""
+    return thread.is_alive() or (thread is threading.current_thread() and not sys.is_finalizing())
 
 
 def serve(items: Queue, ended: threading.Event, start: Start) -> None:

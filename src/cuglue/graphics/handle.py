@@ -15,17 +15,11 @@ import numpy as np
 
 from ..arguments import seconds, whole
 from ..core.stream import Stream, as_stream
-from ..errors import (
-    ClosedError,
-    CuglueError,
-    MapUnavailableError,
-    StreamMisuse,
-    UsageError,
-)
+from ..errors import ClosedError, CuglueError, MapUnavailableError, StreamMisuse, UsageError
 from ..exchange.tokens import call_site
 from ..formats import Format
 from ..lifecycle import Owned
-from .backings import Part
+from .backings import WHOLE, Part
 from .fences import check_value
 from .image_copy import CopyPath
 from .life import Life, Wish
@@ -220,6 +214,7 @@ class CudaHandle(HandleMakers, Owned):
             except BaseException:
                 m.cancel()
                 raise
+            m.block.taint = None  # every byte was written, whatever failed before
 
     def record_write(self, value: int) -> None:
         """The object's owner queued a write that signals ``value`` on the handle's fence when it is done.
@@ -247,6 +242,8 @@ class CudaHandle(HandleMakers, Owned):
         return 0 if writes is None else writes.handed_back
 
     def _part(self, level: object, layer: object, in_place: bool) -> Part:
+        if type(level) is type(layer) is int and not (level or layer or in_place):
+            return WHOLE
         level_, layer_ = whole(level), whole(layer)
         if level_ is None or layer_ is None:
             raise UsageError(f"{self!r}", got=f"level {level!r}, layer {layer!r}", expected="two ints")

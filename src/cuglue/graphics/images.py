@@ -112,6 +112,7 @@ class ImageBacking(OpaqueBacking):
                 self.refresh(share, stream)
             else:
                 share.block.prepare(stream, Access.READ_WRITE)
+            share.block.taint = None  # that a command failed to write it concerned the map that is left
         except BaseException as error:
             self._store.give(linear)
             if image is not None:
@@ -290,7 +291,6 @@ class GlImage(ImageBacking, GlBacking):
         self.drop_linear()
 
     def _uses(self) -> Block:
-        assert self.registration.uses is not None, "the image was never mapped"
         return self.registration.uses
 
     def __str__(self) -> str:

@@ -54,6 +54,7 @@ class Life:
         self._destroyed = False
         self._users = 0
         self._left_over: deque[tuple[CudaMap, bool]] = deque()
+        self._ordering = backing.ordering
 
     def __repr__(self) -> str:
         return self.name
@@ -84,8 +85,9 @@ class Life:
         """A live map. Runs where the backing's calls run."""
         part, writable, load, readonly, alias, join = wish
         backing = self.backing
-        with self._lock, backing.ordering:
-            self._leave_left_over()
+        with self._lock, self._ordering:
+            if self._left_over:
+                self._leave_left_over()
             state = step(HANDLE, self._state, "map", self)
             share = self._live.get(part)
             opaque = self._opaque
@@ -154,7 +156,7 @@ class Life:
     def leave_here(self, m: CudaMap, stream: Stream, current: Stream, publish: bool) -> None:
         """:meth:`leave`, on the right thread already."""
         backing, share = self.backing, m.share
-        with self._lock, backing.ordering:
+        with self._lock, self._ordering:
             if m.released:
                 return
             stream.refuse_capture("leave a map")

@@ -30,7 +30,8 @@ class Registration:
     def __init__(self, state: DeviceState, handle: int) -> None:
         self.state = state
         self.handle = handle
-        self.uses: Block | None = None
+        home = as_stream(0, device=state.device, driver=state.driver)
+        self.uses = Block(0, 0, home, 0, "graphics resource")
         self._users = 0
         self._mapped = False  # without users too, where an unmap failed
 
@@ -42,13 +43,13 @@ class Registration:
     def map(self, stream: Stream) -> Block:
         """Map the resource, or share the mapping there is; gives :attr:`uses`."""
         if self._users:
-            self._known_uses().prepare(stream, Access.READ)
+            self.uses.prepare(stream, Access.READ)
         else:
             self._before(stream)
             self.state.driver.graphics_map((self.handle,), stream.handle)
             self._after(stream, mapped=True)
         self._users += 1
-        return self._known_uses()
+        return self.uses
 
     def unmap(self, stream: Stream) -> None:
         """Undo one :meth:`map`; the last one hands the object back after all its uses."""
@@ -56,7 +57,7 @@ class Registration:
             self._give_back(stream)
         else:
             # Whatever was queued there comes before the hand-over.
-            self._known_uses().finish(stream, Access.READ)
+            self.uses.finish(stream, Access.READ)
         self._users -= 1
 
     def undo_map(self, stream: Stream, error: BaseException) -> None:
@@ -74,33 +75,27 @@ class Registration:
     def unregister(self) -> None:
         """End the registration."""
         if self._mapped:
-            last = self._known_uses().write_stream
+            last = self.uses.write_stream
             self._give_back(
                 last if last.nameable() else as_stream(None, device=last.device, driver=last.driver)
             )
         self.state.driver.graphics_unregister(self.handle)
 
     # --- steps ----------------------------------------------------------------------------------------------------
-    def _known_uses(self) -> Block:
-        assert self.uses is not None, "mapped, and never used"
-        return self.uses
-
     def _before(self, stream: Stream) -> None:
         """What comes before the driver maps the resource."""
-        if self.uses is None:
-            self.uses = Block(0, 0, stream, 0, "graphics resource")
         self._give_back(stream)
         self.uses.prepare(stream, Access.READ_WRITE)
 
     def _after(self, stream: Stream, *, mapped: bool) -> None:
         """What comes after the driver mapped or unmapped the resource."""
         self._mapped = mapped
-        self._known_uses().finish(stream, Access.WRITE)
+        self.uses.finish(stream, Access.WRITE)
 
     def _give_back(self, stream: Stream) -> None:
         """Unmap the resource, if the driver has it mapped, after all its uses."""
         if self._mapped:
-            self._known_uses().prepare(stream, Access.READ_WRITE)
+            self.uses.prepare(stream, Access.READ_WRITE)
             self.state.driver.graphics_unmap((self.handle,), stream.handle)
             self._after(stream, mapped=False)
 
@@ -122,7 +117,7 @@ def unmap_together(group: Sequence[Registration], stream: Stream) -> None:
     """:meth:`Registration.unmap` of several resources of one device, with one driver call."""
     last = [r for r in group if r._users == 1 and r._mapped]
     for registration in last:
-        registration._known_uses().prepare(stream, Access.READ_WRITE)
+        registration.uses.prepare(stream, Access.READ_WRITE)
     if last:
         last[0].state.driver.graphics_unmap([r.handle for r in last], stream.handle)
     for registration in last:
