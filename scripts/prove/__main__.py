@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import exits, sweeps
-from .run import TESTS, BrokenTree, Judge, Verdict, mutants_in, read_equivalents
+from .run import LAYERS, Judge, Verdict, mutants_in, read_equivalents
+from .trees import BrokenTree
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def table(verdicts: Sequence[Verdict]) -> str:
     """Counts by layer."""
     rows = ["", f"{'layer':10}{'sites':>8}{'mutants':>9}{'caught':>8}{'equivalent':>12}{'surviving':>11}"]
-    for layer in TESTS:
+    for layer in LAYERS:
         mine = [v for v in verdicts if v.mutant.site.module.split("/")[0] == layer]
         if mine:
             count = Counter(v.status for v in mine)

@@ -1,59 +1,37 @@
-"""Judges mutants: each in a copy of the tree, by the tests of its layer, until the first one fails.
+"""Judges mutants: the tests that reach a site run over it changed, until the first one fails.
 
-Owns the copies, the time limits and the verdicts. Must not know how a mutant is made.
+Owns the choice and the order of the tests, and the verdicts. Must not know how a mutant is made or a test is run.
+
+First every test runs once with the sites marked, which tells who reaches what and how long that takes. Then each mutant
+meets those tests alone: the ones that caught its neighbours first, then those of its own layer, the quickest first.
 """
 
 from __future__ import annotations
 
-import os
 import queue
-import re
-import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 import tomllib
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from .mutate import Mutant, mutants_of
+from .probes import with_probes
 from .sites import find_sites
+from .slow import first_failure
+from .trees import BrokenTree, Ran, Tree
 
-#: Which tests judge a layer, the nearest first. Later ones run only for mutants that the earlier let live.
-TESTS: dict[str, tuple[str, ...]] = {
-    "core": (
-        "tests/core",
-        "tests/prove",
-        "tests/memory",
-        "tests/exchange",
-        "tests/command",
-        "tests/graphics",
-    ),
-    "exchange": ("tests/exchange", "tests/prove", "tests/memory", "tests/command", "tests/graphics"),
-    "memory": ("tests/memory", "tests/prove", "tests/exchange", "tests/command", "tests/graphics"),
-    "graphics": ("tests/graphics", "tests/prove", "tests/command"),
-    "command": ("tests/command", "tests/prove", "tests/graphics"),
-}
-#: These run the tools of this folder themselves.
-NOT_JUDGES = ("tests/prove/test_mutation_runner.py",)
+#: The layers whose sites are judged, and what judges them.
+LAYERS = ("core", "exchange", "memory", "graphics", "command")
+TESTS = tuple(f"tests/{name}" for name in (*LAYERS, "prove"))
+#: These run the tools of this folder themselves, or processes of their own.
+NOT_JUDGES = ("tests/prove/test_mutation_runner.py", "tests/prove/test_exits.py")
 EQUIVALENTS = Path(__file__).with_name("equivalents.toml")
-_NOT_COPIED = (
-    ".git",
-    ".venv*",
-    "__pycache__",
-    ".*_cache",
-    ".hypothesis",
-    "gpu_report",
-    "build",
-    "dist",
-    "shared",
-)
-_NO_TESTS = 5
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - |$)", re.MULTILINE)
+#: Tests that caught mutants of the same module and are asked first.
+_NEIGHBOURS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +40,7 @@ class Verdict:
 
     Attributes:
         status: "caught", "equivalent" (nobody can tell, see ``by``) or "survived".
-        by: the test that failed, or the argument.
+        by: the test that failed, or the argument; of survivors how many tests ran.
     """
 
     mutant: Mutant
@@ -71,14 +49,10 @@ class Verdict:
     seconds: float
 
 
-class BrokenTree(Exception):
-    """The tests fail, or there are none, before anything was changed: no verdict would mean anything."""
-
-
 def mutants_in(package: Path, only: Sequence[str] = ()) -> list[Mutant]:
-    """Every mutant of the layers that have tests, or of those whose key begins with one of ``only``."""
+    """Every mutant of the layers, or those whose key begins with one of ``only``."""
     found = []
-    for layer in TESTS:
+    for layer in LAYERS:
         for path in sorted((package / layer).rglob("*.py")):
             for site in find_sites(path.read_text(), path.relative_to(package).as_posix()):
                 found += [m for m in mutants_of(site) if not only or m.key.startswith(tuple(only))]
@@ -100,7 +74,8 @@ class Judge:
     Args:
         root: the tree; nothing is written there.
         package: the package in it, relative to ``root``.
-        seconds: limit of one run; a mutant that hangs is caught.
+        seconds: limit for one mutant.
+        test_seconds: least limit of one test; slower ones have ten times what they need. One that hangs catches.
         jobs: copies that work at the same time.
         tests: folders or files that judge, instead of :data:`TESTS`.
     """
@@ -111,14 +86,19 @@ class Judge:
         package: str = "src/cuglue",
         *,
         seconds: float = 600.0,
+        test_seconds: float = 10.0,
         jobs: int = 1,
         tests: Sequence[str] = (),
     ) -> None:
         self._root = root
         self._package = package
         self._seconds = seconds
+        self._test_seconds = test_seconds
         self._jobs = jobs
-        self._judges = tuple(tests)
+        self._judges = [t for t in tests or TESTS if _has_tests(root / t)]
+        self._cost: dict[str, float] = {}
+        self._reaching: dict[str, list[str]] = defaultdict(list)
+        self._caught: dict[str, Counter[str]] = defaultdict(Counter)
 
     def run(
         self,
@@ -132,105 +112,173 @@ class Judge:
         Raises:
             BrokenTree: the tests do not pass on the unchanged tree.
         """
-        verdicts = []
-        work: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
-        suites: set[tuple[str, ...]] = set()
-        for mutant in mutants:
-            if mutant.key in equivalents:
-                verdicts.append(Verdict(mutant, "equivalent", equivalents[mutant.key], 0.0))
-            else:
-                work.put(mutant)
-                suites.add(self._tests(mutant))
-        lock = threading.Lock()
-        errors: list[BaseException] = []
-
-        def judge_all(tree: Path) -> None:
-            try:
-                while not errors:
-                    verdict = self._judge(tree, work.get_nowait())
-                    with lock:
-                        verdicts.append(verdict)
-                        report(verdict)
-            except queue.Empty:
-                pass
-            except BaseException as error:  # noqa: BLE001 - raised below, in the thread that asked
-                errors.append(error)
-
+        mutants = list(mutants)
+        verdicts = [
+            Verdict(m, "equivalent", equivalents[m.key], 0.0) for m in mutants if m.key in equivalents
+        ]
+        chosen = [m for m in mutants if m.key not in equivalents]
+        if not chosen:
+            return verdicts
         with tempfile.TemporaryDirectory(prefix="cuglue-prove-") as folder:
-            trees = [self._copy(Path(folder) / str(i)) for i in range(self._jobs)]
-            for suite in sorted(suites):
-                self._check(trees[0], suite)
-            threads = [threading.Thread(target=judge_all, args=(tree,)) for tree in trees]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        if errors:
-            raise errors[0]
+            trees = self._trees(Path(folder), {m.site.module for m in chosen})
+            try:
+                self._reach(trees, chosen)
+                verdicts += self._judge_all(trees, chosen, report)
+            finally:
+                for tree in trees:
+                    tree.close()
         return verdicts
 
-    def _tests(self, mutant: Mutant) -> tuple[str, ...]:
-        folders = self._judges or TESTS[mutant.site.module.split("/")[0]]
-        return tuple(folder for folder in folders if _has_tests(self._root / folder))
+    def _trees(self, folder: Path, modules: set[str]) -> list[Tree]:
+        if not self._judges:
+            raise BrokenTree("there were no tests on the unchanged tree")
+        source = self._root / self._package
+        names = sorted(_dotted(source.name, m) for m in modules) if (source / "__init__.py").is_file() else []
+        return [Tree(self._root, folder / str(i), self._judges, NOT_JUDGES, names) for i in range(self._jobs)]
 
-    def _copy(self, tree: Path) -> Path:
-        shutil.copytree(self._root, tree, symlinks=True, ignore=shutil.ignore_patterns(*_NOT_COPIED))
-        return tree
+    # --- who reaches what -----------------------------------------------------------------------------------------
+    def _reach(self, trees: list[Tree], mutants: list[Mutant]) -> None:
+        """Run every test once with the sites marked."""
+        sites = list({m.site.key: m.site for m in mutants}.values())
+        tests = next(iter([tree.collected() for tree in trees]))
+        by_file = defaultdict(list)
+        for test in tests:
+            by_file[test.split("::")[0]].append(test)
+        files = sorted(by_file.values(), key=len, reverse=True)
+        lock = threading.Lock()
+        failed: list[str] = []
 
-    def _check(self, tree: Path, tests: tuple[str, ...]) -> None:
-        code, output = self._pytest(tree, tests)
-        if code != 0:
-            said = "took too long" if code is None else "had no tests" if code == _NO_TESTS else "failed"
-            raise BrokenTree(f"{' '.join(tests) or 'nothing'} {said} on the unchanged tree\n{output[-2000:]}")
+        def reach(tree: Tree) -> None:
+            patches = []
+            for module in sorted({site.module for site in sites}):
+                source = (path := tree.path / self._package / module).read_text()
+                marked = with_probes(source, [(n, s) for n, s in enumerate(sites) if s.module == module])
+                patches.append((path, source, marked))
+            while True:
+                with lock:
+                    if not files or failed:
+                        return
+                    some = files.pop(0)
+                ends: list[str] = []
+                for ran in tree.run([(test, 120.0) for test in some], patches, stop=False):
+                    if isinstance(ran, str):
+                        ends.append(ran)
+                        continue
+                    if ran.failed:
+                        ends.append(f"{ran.test} failed")
+                    self._note(ran, [sites[n].key for n in ran.sites], lock)
+                failed.extend(end for end in ends if end != "done")
 
-    def _judge(self, tree: Path, mutant: Mutant) -> Verdict:
-        path = tree / self._package / mutant.site.module
+        _in_threads(reach, trees)
+        if failed:
+            raise BrokenTree(f"on the unchanged tree: {', '.join(failed)}")
+
+    def _note(self, ran: Ran, keys: list[str], lock: threading.Lock) -> None:
+        with lock:
+            self._cost[ran.test] = ran.seconds
+            for key in keys:
+                self._reaching[key].append(ran.test)
+
+    # --- the verdicts ---------------------------------------------------------------------------------------------
+    def _judge_all(
+        self, trees: list[Tree], mutants: list[Mutant], report: Callable[[Verdict], None]
+    ) -> list[Verdict]:
+        work: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
+        for mutant in mutants:
+            work.put(mutant)
+        verdicts: list[Verdict] = []
+        lock = threading.Lock()
+
+        def judge(tree: Tree) -> None:
+            while True:
+                try:
+                    mutant = work.get_nowait()
+                except queue.Empty:
+                    return
+                verdict = self._judge(tree, mutant)
+                with lock:
+                    verdicts.append(verdict)
+                    report(verdict)
+
+        _in_threads(judge, trees)
+        return verdicts
+
+    def _judge(self, tree: Tree, mutant: Mutant) -> Verdict:
+        path = tree.path / self._package / mutant.site.module
         original = path.read_text()
+        changed, tests = mutant.apply(original), self._tests(mutant)
+        if not tests:
+            return Verdict(mutant, "survived", "no test reaches it", 0.0)
         began = time.monotonic()
-        path.write_text(mutant.apply(original))
-        try:
-            code, output = self._pytest(tree, self._tests(mutant))
-        finally:
-            path.write_text(original)
+        by = self._first_to_notice(tree, path, changed, tests)
         seconds = time.monotonic() - began
-        if code == 0:
-            return Verdict(mutant, "survived", "", seconds)
-        if code is None:
-            return Verdict(mutant, "caught", "the time limit", seconds)
-        failed = _FAILED.search(output)
-        return Verdict(mutant, "caught", failed[1] if failed else f"exit status {code}", seconds)
+        if not by:
+            return Verdict(mutant, "survived", f"{len(tests)} tests", seconds)
+        self._caught[mutant.site.module][by] += 1
+        return Verdict(mutant, "caught", by, seconds)
 
-    def _pytest(self, tree: Path, tests: Sequence[str]) -> tuple[int | None, str]:
-        """Exit status (None: too slow) and output of the tests of ``tree``."""
-        command = [
-            sys.executable, "-m", "pytest", "-x", "-q", "--tb=line", "-p", "no:cacheprovider", "--timeout=30",
-            *(f"--ignore={path}" for path in NOT_JUDGES), *tests,
-        ]  # fmt: skip
-        # No bytecode: a mutant of the same length within the same second would be taken for its predecessor.
-        env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(tree / "src")}
-        with tempfile.TemporaryFile() as output:
-            process = subprocess.Popen(
-                command, cwd=tree, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )  # fmt: skip
-            try:
-                code: int | None = process.wait(self._seconds)
-            except subprocess.TimeoutExpired:
-                code = None
-            finally:
-                _end(process)  # with whatever its tests started
-            output.seek(0)
-            return code, output.read().decode(errors="replace")
+    def _first_to_notice(self, tree: Tree, path: Path, changed: str, tests: list[str]) -> str:
+        """The test that fails over the changed module and not in the same order without; empty if none does."""
+        while tests:
+            original = path.read_text()
+            limits = [(test, max(self._test_seconds, 10 * self._cost[test])) for test in tests]
+            failed = last = ""
+            ran: list[str] = []
+            with tree.changed(path, changed):
+                for told in tree.run(limits, [(path, original, changed)]):
+                    if isinstance(told, str):
+                        last = told
+                        continue
+                    ran.append(told.test)
+                    if told.failed:
+                        failed = told.test
+                if last in ("hung", "crashed"):
+                    return f"the process {last}"
+                if last not in ("done", "failed"):  # the code could not be put in place
+                    return first_failure(tree.path, tests, self._seconds)
+            if not failed or list(tree.run(limits[: len(ran)]))[-1] == "done":
+                return failed
+            tests = [test for test in tests if test not in ran]  # it fails in this order anyway
+        return ""
+
+    def _tests(self, mutant: Mutant) -> list[str]:
+        """Those that reach the site, the likeliest to notice first."""
+        reaching = self._reaching[mutant.site.key]
+        neighbours = self._caught[mutant.site.module]
+        first = sorted(set(reaching) & set(neighbours), key=lambda t: (-neighbours[t], self._cost[t]))
+        first = first[:_NEIGHBOURS]
+        rest = sorted(
+            set(reaching) - set(first),
+            key=lambda t: (self._cost[t] + 1.0 * (not self._is_near(t, mutant)), t),
+        )
+        return [*first, *rest]
+
+    def _is_near(self, test: str, mutant: Mutant) -> bool:
+        return test.startswith(f"tests/{mutant.site.module.split('/')[0]}/")
+
+
+def _dotted(package: str, module: str) -> str:
+    return f"{package}.{module.removesuffix('.py').replace('/', '.')}".removesuffix(".__init__")
 
 
 def _has_tests(path: Path) -> bool:
     return path.is_file() or any(path.rglob("test_*.py"))
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the session that ``process`` leads."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
+def _in_threads(function: Callable[[Tree], None], trees: list[Tree]) -> None:
+    """Call ``function`` for each tree at the same time; raises what one of them raised."""
+    errors: list[BaseException] = []
+
+    def call(tree: Tree) -> None:
+        try:
+            function(tree)
+        except BaseException as error:  # noqa: BLE001 - raised below, in the thread that asked
+            errors.append(error)
+
+    threads = [threading.Thread(target=call, args=(tree,)) for tree in trees]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]

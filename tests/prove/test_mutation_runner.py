@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from prove import __main__ as command
 from prove import run
 from prove.mutate import Mutant
-from prove.run import BrokenTree, Judge, Verdict, mutants_in, read_equivalents
+from prove.probes import with_probes
+from prove.run import Judge, Verdict, mutants_in, read_equivalents
+from prove.sites import find_sites
+from prove.slow import first_failure
+from prove.trees import BrokenTree, Ran, Tree
 
 CODE = """
 class Queue:
@@ -81,14 +86,14 @@ def test_the_sites_of_the_project(project: Path) -> None:
 
 def test_verdicts(project: Path) -> None:
     told: list[Verdict] = []
-    verdicts = Judge(project, seconds=8).run(
+    verdicts = Judge(project, test_seconds=1).run(
         mutants(project).values(), {DRAIN: "the loop has ended by then"}, report=told.append
     )
     assert {v.mutant.key: v.status for v in verdicts} == {
         PUSH: "caught", FORGET: "survived", KEPT: "survived", DRAIN: "equivalent",
     }  # fmt: skip
     caught = next(v for v in verdicts if v.status == "caught")
-    assert caught.by == "the time limit"
+    assert caught.by == "tests/core/test_one.py::test_move", "which hangs"
     assert len(told) == 3, "equivalents are not judged"
     assert (project / "src" / "cuglue" / "core" / "one.py").read_text() == CODE, "the project is not touched"
     assert "core" in command.table(verdicts)
@@ -102,14 +107,135 @@ def test_a_caught_mutant_names_its_test(project: Path) -> None:
 
 def test_no_verdict_over_failing_tests(project: Path) -> None:
     (project / "tests" / "core" / "test_one.py").write_text("def test_no():\n    assert False\n")
-    with pytest.raises(BrokenTree, match="failed on the unchanged tree"):
+    with pytest.raises(BrokenTree, match=r"unchanged tree: tests/core/test_one\.py::test_no failed"):
         Judge(project).run(mutants(project).values(), {})
 
 
 def test_no_verdict_without_tests(project: Path) -> None:
     (project / "tests" / "core" / "test_one.py").write_text("")
-    with pytest.raises(BrokenTree, match="had no tests"):
+    with pytest.raises(BrokenTree, match="are none on the unchanged tree"):
         Judge(project).run(mutants(project).values(), {})
+
+
+def test_no_verdict_over_tests_that_cannot_be_collected(project: Path) -> None:
+    (project / "tests" / "core" / "test_one.py").write_text("import nothing_of_this_name\n")
+    with pytest.raises(BrokenTree, match=r"(?s)could not be collected.*nothing_of_this_name"):
+        Judge(project).run(mutants(project).values(), {})
+
+
+ORDER = """
+import time
+import one
+
+def test_wants_a_fresh_module():
+    time.sleep(0.1)
+    assert not hasattr(one, "left")
+    one.Queue().forget(1)
+
+def test_leaves_something():
+    one.left = True
+    one.Queue().forget(1)
+"""
+
+
+def test_a_test_that_fails_in_this_order_anyway_catches_nothing(project: Path) -> None:
+    """The quicker one goes first."""
+    (project / "tests" / "core" / "test_one.py").write_text(ORDER)
+    (verdict,) = Judge(project).run([mutants(project)[KEPT]], {})
+    assert (verdict.status, verdict.by) == ("survived", "2 tests")
+
+
+def test_a_site_that_nothing_reaches_survives(project: Path) -> None:
+    (project / "tests" / "core" / "test_one.py").write_text("import one\ndef test_0(): pass\n")
+    (verdict,) = Judge(project).run([mutants(project)[PUSH]], {})
+    assert (verdict.status, verdict.by) == ("survived", "no test reaches it")
+
+
+@pytest.fixture
+def tree(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
+    made = Tree(project, tmp_path_factory.mktemp("trees") / "0", ["tests/core"], [], [])
+    assert made.collected() == [f"tests/core/test_one.py::{name}" for name in ("test_push", "test_move")]
+    yield made
+    made.close()
+
+
+def test_who_reaches_what(tree: Tree) -> None:
+    path = tree.path / "src" / "cuglue" / "core" / "one.py"
+    sites = list(enumerate(find_sites(CODE, "core/one.py")))
+    marked = with_probes(CODE, sites)
+    assert len(marked.splitlines()) == len(CODE.splitlines())
+    *ran, end = tree.run([(name, 5.0) for name in tree_tests()], [(path, CODE, marked)])
+    assert end == "done"
+    texts = {n: site.text for n, site in sites}
+    assert [{texts[n] for n in test.sites} for test in ran if isinstance(test, Ran)] == [
+        {"self.done.append(item)"} if "self.done.append(item)" in texts.values() else set(),
+        {"queue.push(item)", "queue.forget(item)", "self.kept.append(item)"},
+    ]
+
+
+def tree_tests() -> list[str]:
+    return ["tests/core/test_one.py::test_push", "tests/core/test_one.py::test_move"]
+
+
+def test_code_that_does_not_fit_is_told(tree: Tree) -> None:
+    """Then the mutant is judged in a process that loads it anew."""
+    path = tree.path / "src" / "cuglue" / "core" / "one.py"
+    tests = [(name, 5.0) for name in tree_tests()]
+    for changed, why in (
+        (CODE + "\nlater = 1\n", "runs once"),
+        (CODE.replace("def move(queue, item)", "def other(queue, item)"), "other functions"),
+    ):
+        (end,) = tree.run(tests, [(path, CODE, changed)])
+        assert why in str(end)
+    assert list(tree.run(tests))[-1] == "done", "the server goes on"
+
+
+def test_a_test_that_takes_its_process_along_or_never_ends(project: Path, tmp_path: Path) -> None:
+    (project / "tests" / "core" / "test_one.py").write_text(
+        "import os, signal\n"
+        "def test_dies(): os._exit(0)\n"
+        "def test_is_deaf():\n"
+        "    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])\n"
+        "    while True: pass\n"
+        "def test_good(): pass\n"
+    )
+    tree = Tree(project, tmp_path / "tree", ["tests/core"], [], [])
+    try:
+        dies, deaf, good = [(name, 0.2) for name in tree.collected()]
+        assert list(tree.run([dies, good])) == ["crashed"]
+        assert list(tree.run([deaf, good], grace=0.5)) == ["hung"]
+        assert [type(end) for end in tree.run([good])] == [Ran, str]
+    finally:
+        tree.close()
+
+
+def test_judged_in_a_process_of_its_own(project: Path) -> None:
+    tests = tree_tests()
+    assert first_failure(project, tests, 30) == ""
+    path = project / "src" / "cuglue" / "core" / "one.py"
+    path.write_text(CODE.replace("self.done.append(item)", "pass"))
+    assert first_failure(project, tests, 30) == tests[0]
+    assert first_failure(project, tests[1:], 1.5) == "the time limit"
+
+
+def test_nested_sites_are_marked_apart() -> None:
+    source = (
+        "def f(a):\n    x = a.push(a.seq >= a.drain(), 1)\n    a.pins += a.join(\n        x)\n    return x\n"
+    )
+    sites = list(enumerate(find_sites(source, "core/x.py")))
+    assert len(sites) == 5
+    reached: list[int] = []
+
+    class A:
+        pins = seq = 1
+
+        def __getattr__(self, name: str) -> object:
+            return lambda *_: 1
+
+    names: dict[str, object] = {"__reached__": lambda n: reached.append(n) or True}
+    exec(with_probes(source, sites), names)
+    assert names["f"](A()) == 1  # type: ignore[operator]
+    assert sorted(reached) == [0, 1, 2, 3, 4]
 
 
 def test_the_command_tells_survivors(
