@@ -6,9 +6,9 @@ tree that it serves, as a program of its own, and imports nothing of the project
     python server.py READ_FD WRITE_FD MODULE,MODULE... PYTEST-ARGUMENTS...
 
 A request is a JSON object in a line: ``patches`` (file, old and new source), ``tests`` (node id and seconds each),
-``stop`` (at the first failure), ``grace`` (seconds past a test's own until the fork is ended from outside). The answer
-is a line for each test that ran: ``test``, ``seconds``, ``failed``, ``sites`` (what ``__reached__`` was called with), then
-one with ``end``: "done", "failed", "hung", "crashed", or why it could not be patched.
+``stop`` (at the first failure), ``grace`` (seconds past a test's own until the fork is ended from outside). There is an
+answer for each test that ran: ``test``, ``seconds``, ``failed``, ``sites`` (what ``__reached__`` was called with). Then
+comes one with ``end``: "done", "failed", "hung", "crashed", or why it could not be patched.
 
 New code is put into the functions that exist, so a fork costs no imports. What is loaded later comes from the disk.
 """
