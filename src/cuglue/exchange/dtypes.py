@@ -48,10 +48,31 @@ def carrier(name: str) -> np.dtype[Any]:
     return np.dtype(f"u{NARROW[name].bits // 8}")
 
 
-def carried(layout: Layout) -> Layout:
-    """``layout`` with a dtype of NumPy's own: types of ``ml_dtypes`` travel as unsigned integers."""
+def travelling(layout: Layout, narrow: str | None = None) -> tuple[DLType, Layout]:
+    """The DLPack type of an array's elements, and its layout in dtypes of NumPy's own.
+
+    Types of ``ml_dtypes`` travel as unsigned integers. Worked out once a layout.
+
+    Args:
+        layout: the array's.
+        narrow: name of an element type that NumPy lacks; ``layout`` holds unsigned integers then.
+
+    Raises:
+        BufferError: DLPack has no such type, or strides cut elements.
+    """
+    if narrow is None and (known := vars(layout).get("_travelling")) is not None:
+        return known  # type: ignore[no-any-return] # put there below
+    if layout.cuts_elements:
+        raise BufferError(
+            f"DLPack strides count elements: {layout.strides} bytes are no multiples of {layout.itemsize}. "
+            "View the memory as bytes"
+        )
+    if narrow is not None:
+        return NARROW[narrow], layout
     name = narrow_name(layout.dtype)
-    return layout if name is None else Layout(layout.shape, layout.strides, carrier(name))
+    whole = layout if name is None else Layout(layout.shape, layout.strides, carrier(name))
+    found = vars(layout)["_travelling"] = dl_type(layout.dtype), whole
+    return found
 
 
 @lru_cache(maxsize=64)

@@ -83,7 +83,9 @@ def consumer_stream(owner: ExportOwner, handle: int) -> Stream:
     Raises:
         CaptureError: it captures a graph, which a wait for work outside of it would break.
     """
-    stream = as_stream(handle, device=owner.device, driver=owner.driver)
+    stream = owner.stream
+    if handle != stream.handle or stream.thread is not None:
+        stream = as_stream(handle, device=owner.device, driver=owner.driver)
     # The consumer has just named it, so it lives and may be asked; later its number alone may not be touched.
     if stream is not owner.stream and owner.driver.capture_status(handle) is not CaptureStatus.NONE:
         raise CaptureError(

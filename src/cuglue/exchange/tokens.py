@@ -60,7 +60,7 @@ class ExportLedger:
     __slots__ = ("_dropped", "_live")
 
     def __init__(self) -> None:
-        self._live: dict[int, Export] = {}
+        self._live: dict[int, tuple[str, tuple[str, int]]] = {}
         self._dropped: deque[int] = deque()
 
     def issue(self, owner: object, how: str) -> ExportToken:
@@ -73,14 +73,13 @@ class ExportLedger:
         if len(self._dropped) > _FOLD_ABOVE:
             self._fold()
         number = next(_numbers)
-        filename, line = call_site(2)
-        self._live[number] = Export(how, filename, line)
+        self._live[number] = how, call_site(2)
         return ExportToken(owner, number, self._dropped)
 
     def live(self) -> tuple[Export, ...]:
         """Every export that somebody still holds, oldest first."""
         self._fold()
-        return tuple(self._live.values())
+        return tuple(Export(how, *site) for how, site in self._live.values())
 
     def _fold(self) -> None:
         """Strike out what was dropped."""

@@ -22,8 +22,10 @@ from .cai import array_interface, cuda_array_interface
 from .capsule import device_capsule, host_capsule
 from .copies import copy_on_device, copy_to_host, host_bytes, host_view, on_host
 from .dlpack import CPU, Route, negotiate
-from .dtypes import NARROW, DLType, carried, carrier, dl_type, narrow_name
+from .dtypes import NARROW, carrier, narrow_name, travelling
 from .owner import ExportOwner, consumer_stream, export_on
+
+_DEVICE = int(MemoryType.DEVICE)
 
 
 class Exporter:
@@ -59,7 +61,7 @@ class Exporter:
         """DLPack ``(device type, device id)``: the host for memory of the simulated device and pinned memory."""
         owner = self.export_owner
         owner.check_exportable()
-        return CPU if on_host(owner) else (int(MemoryType.DEVICE), owner.device)
+        return CPU if on_host(owner) else (_DEVICE, owner.device)
 
     def __dlpack__(
         self,
@@ -86,9 +88,11 @@ class Exporter:
             CaptureError: the consumer's stream captures a graph.
             BufferError, ValueError, TypeError: see :func:`~cuglue.exchange.dlpack.negotiate`.
         """
-        owner, layout = self.export_owner, self.layout
+        owner = self.export_owner
+        owner.check_exportable()
+        hosted = on_host(owner)
         plan = negotiate(
-            self.__dlpack_device__(),
+            CPU if hosted else (_DEVICE, owner.device),
             stream=stream,
             max_version=max_version,
             dl_device=dl_device,
@@ -96,12 +100,11 @@ class Exporter:
             readonly=owner.readonly,
             legacy_readonly=self.legacy_readonly,
         )
-        element = self._element()
-        layout = carried(layout)
+        element, layout = travelling(self.layout, self.narrow)
         if plan.route is Route.HOST_COPY:
             array = copy_to_host(owner, self.device_ptr, layout)
             return host_capsule(array, element, versioned=plan.versioned, copied=True)
-        if on_host(owner):
+        if hosted:
             array = host_view(owner, self.device_ptr, layout, how="DLPack", readonly=plan.readonly)
             return host_capsule(array, element, versioned=plan.versioned, copy=plan.route is Route.COPY)
         consumer = None if plan.stream is None else consumer_stream(owner, plan.stream)
@@ -125,15 +128,6 @@ class Exporter:
                 plain=owner.memory_type is MemoryType.DEVICE,
             ),
         )
-
-    def _element(self) -> DLType:
-        """The DLPack element type; BufferError where there is none or where the strides cut elements."""
-        if self.layout.cuts_elements:
-            raise BufferError(
-                f"DLPack strides count elements: {self.layout.strides} bytes are no multiples of "
-                f"{self.layout.itemsize}. View the memory as bytes"
-            )
-        return NARROW[self.narrow] if self.narrow else dl_type(self.layout.dtype)
 
     # --- array interfaces ---------------------------------------------------------------------------------------
     @property
