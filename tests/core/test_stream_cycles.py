@@ -80,6 +80,36 @@ def test_a_record_that_comes_back_to_life_gives_no_event_twice(sim: SimDriver) -
         state.give_event(event)
 
 
+def test_a_record_that_comes_back_to_life_keeps_no_event(sim: SimDriver) -> None:
+    state = device_state(sim, 0)
+    other = cuglue.as_stream(sim.Stream())
+
+    class Waited(Freed):
+        """Memory whose freeing lets another stream wait for its own."""
+
+        def __del__(self) -> None:
+            driver, stream, ptr = self.driver, self.stream, self.ptr
+
+            def free() -> None:
+                other.wait_for(stream, stream.submit())
+                driver.free_async(ptr, stream.handle, 0)
+
+            stream.state.retire.forget(free)
+
+    def function() -> None:
+        stream = cuglue.as_stream(sim.Stream())
+        cycle: list[Any] = [stream, Waited(sim, stream)]
+        cycle.append(cycle)
+
+    function()
+    gc.collect()
+    state.retire.drain(block=True)
+    state.retire.drain(block=True)
+    state.close_events()
+    inventory = sim.inventory()
+    assert (inventory["malloc_async"], inventory["streams"], inventory["events"]) == (0, 1, 0)
+
+
 def test_an_owner_lives_as_long_as_its_record_and_no_longer(sim: SimDriver) -> None:
     record = cuglue.as_stream(sim.Stream())
     owners = record.state.owners

@@ -194,6 +194,11 @@ class Lane:
         else:
             self.drops.push(thing, nbytes)
 
+    def finish(self) -> None:
+        """Block the host until all work queued here is done; not for a capture, whose work does not run."""
+        if not self.stream.state.capturing:
+            self.stream.synchronize()
+
     def settle(self) -> None:
         """After an operation: let go what is due. Blocks only for work of two flushes ago."""
         if self.drops.due and self.window is None and not self.stream.capturing:

@@ -142,6 +142,7 @@ class Lanes:
     def close(self) -> None:
         """Let everything go. Blocks the host until it may go; a device that is lost is not waited for."""
         for lane in self.all():
+            unless_lost(lane.finish)  # reads too: once their futures are dropped, nobody holds their bytes
             unless_lost(lane.drops.drain)
         self._lanes.clear()
         self._own.clear()

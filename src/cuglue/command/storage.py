@@ -63,17 +63,17 @@ class _GiveBack:
             return  # the resource was closed meanwhile
         home = block.stream
         uses = [*block.uses(), *((stream, stream.submit()) for stream in self._consumers)]
-        if home.capturing or any(stream.capturing for stream, _ in uses):
-            home.state.retire.push(
-                uses, self._free, nbytes=block.size
-            )  # nothing from outside may reach a capture
+        if not home.nameable() or home.capturing or any(stream.capturing for stream, _ in uses):
+            # Nothing from outside may reach a capture, and nothing a handle that may mean another stream by now.
+            home.state.retire.push(uses, self._free, nbytes=block.size)
             return
         for stream, seq in uses:
             home.wait_for(stream, seq)
         self._free()
 
     def _free(self) -> None:
-        self._release(self._block)
+        if self._block.state is BlockState.LIVE:  # its resource may have been closed while this waited
+            self._release(self._block)
 
 
 def unallocated(stream: Stream) -> Storage:

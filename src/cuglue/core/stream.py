@@ -181,6 +181,8 @@ class Stream:
                 self.state.give_event(event)
                 raise
             self._events.append((covered, event))
+            if self.owner is not None and self.id not in self.state.owners:  # finalised: who else gives it back
+                self.state.retire.push([(self, covered)], self.synchronize)
             return covered, event
 
     def nameable(self) -> bool:

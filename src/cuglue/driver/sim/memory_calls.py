@@ -139,10 +139,12 @@ class MemoryCalls(Core):
         )
         allocation, own, access = touch
         operation = self._host_use(allocation, own, access, "host_view")
-        if allocation.live and allocation.kind not in SHARED:  # another owner writes to that as it likes
-            self._watch(allocation).note_view(own, writable, operation)
         view = allocation.data[own.start : own.end].data
-        return view if writable else view.toreadonly()
+        if not writable:
+            view = view.toreadonly()
+        if allocation.live and allocation.kind not in SHARED:  # another owner writes to that as it likes
+            self._watch(allocation).note_view(own, writable, operation, view)
+        return view
 
     # --- shared ---------------------------------------------------------------------------------------------------
     def _malloc(self, nbytes: int, device: int, type: MemoryType, call: str) -> int:

@@ -8,6 +8,7 @@ runs, and becomes known to the host. Host reads cannot be seen; the state judges
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,11 +25,12 @@ Report = Callable[[str, Range, Operation, Operation], None]
 
 @dataclass(slots=True)
 class _View:
-    """A view the host holds. ``checksum`` is kept only of a read-only one."""
+    """A view the host holds, while ``held`` is alive. ``checksum`` is kept only of a read-only one."""
 
     range: Range
     operation: Operation
     checksum: int | None
+    held: weakref.ref[memoryview]
 
 
 @dataclass(slots=True)
@@ -51,13 +53,19 @@ class Watch:
         self._views: list[_View] = []
         self._pending: list[_Pending] = []
 
-    def note_view(self, range: Range, writable: bool, operation: Operation) -> None:
-        """The host got a view. A newer view of the same bytes replaces the older."""
+    def note_view(self, range: Range, writable: bool, operation: Operation, view: memoryview) -> None:
+        """The host got a view. A newer view of the same bytes replaces the older, unless that is held and may write:
+        then the bytes are not taken for read-only.
+        """
         self.check()
+        shared = any(_writable(v, range) for v in self._views)
         self._views = [
-            v for v in self._views if not (range.covers(v.range) or (writable and _read_only(v, range)))
+            v
+            for v in self._views
+            if _writable(v, range) or not (range.covers(v.range) or (writable and _read_only(v, range)))
         ]
-        self._views.append(_View(range, operation, None if writable else self._checksum(range)))
+        checksum = None if writable or shared else self._checksum(range)
+        self._views.append(_View(range, operation, checksum, weakref.ref(view)))
 
     def queued(self, use: Use) -> None:
         """An operation was queued: from now on its bytes are the device's until the host waits for it."""
@@ -110,6 +118,10 @@ class Watch:
             self._bytes[range.start :], (range.rows, range.width), (range.pitch, 1), writeable=False
         )
         return zlib.crc32(np.ascontiguousarray(rows).data)
+
+
+def _writable(view: _View, range: Range) -> bool:
+    return view.checksum is None and view.range.overlaps(range) and view.held() is not None
 
 
 def _read_only(view: _View, range: Range) -> bool:
