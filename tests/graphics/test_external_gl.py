@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import OpenGL.GL as GL
@@ -13,6 +14,7 @@ from cuglue import external
 from cuglue.driver.protocol import Driver
 from cuglue.errors import DriverError, LayoutError, NoContextError, UnsupportedError, UsageError
 from cuglue.graphics.glcontext import GlContext
+from cuglue.graphics.glmemory import SharedGlBuffer
 
 pytestmark = pytest.mark.gl
 
@@ -81,3 +83,11 @@ def test_an_import_that_opengl_refuses_leaves_nothing(driver: Driver, context: G
         assert descriptors() == before
         assert GL.glGetError() == 0
     os.close(fd)
+
+
+def test_a_forgotten_buffer_is_reported_and_deleted_on_its_thread() -> None:
+    posted: list[Any] = []
+    buffer = SharedGlBuffer(SimpleNamespace(post=posted.append), 7, 8, 100)  # type: ignore[arg-type] # as much as is used
+    with pytest.warns(ResourceWarning, match=r"SharedGlBuffer.*test_external_gl\.py.*never closed"):
+        del buffer
+    assert len(posted) == 1

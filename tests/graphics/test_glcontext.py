@@ -474,3 +474,10 @@ def test_on_a_gpu_machine_the_context_is_on_the_gpu() -> None:
         adopted = current()
         assert adopted.cuda_device == 0
         adopted.close()
+
+
+def test_a_closed_context_cannot_be_released() -> None:
+    context = glcontext.headless()
+    context.close()
+    with pytest.raises(ClosedError):
+        context.release()

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import gc
 import os
+import queue
 import subprocess
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cuglue.errors import BusyError, ClosedError, NoContextError, UsageError, WrongThreadError
-from cuglue.graphics import glops, glqueue
+from cuglue.graphics import glops, glqueue, glworker
 from cuglue.graphics.glcontext import GlContext, headless
 from cuglue.graphics.glcurrent import current_context
 from cuglue.graphics.glops import GlOps
@@ -538,6 +541,91 @@ def test_a_pumped_call_that_has_started_is_waited_for(inline: GlContext) -> None
     caller.join(SECONDS)
     assert result == [None]
     ops.close()
+
+
+def test_a_pumped_call_that_has_started_is_waited_for_asleep(
+    inline: GlContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past its time limit it cannot be withdrawn: there is nothing to look at until it ends."""
+    looks: list[float | None] = []
+    wait = glqueue.Request.wait
+
+    def counted(request: Any, seconds: float | None = None) -> bool:
+        looks.append(seconds)
+        return wait(request, seconds)
+
+    monkeypatch.setattr(glqueue.Request, "wait", counted)
+    ops = GlOps.pumped(time_limit=0.05)
+    caller = threading.Thread(target=lambda: ops.call(time.sleep, 0.4))
+    caller.start()
+    ops.pump(timeout=SECONDS)
+    caller.join(SECONDS)
+    assert looks.count(None) == 1
+    assert len(looks) < 10
+    ops.close()
+
+
+def test_one_pump_runs_all_that_waits(inline: GlContext) -> None:
+    ops = GlOps.pumped()
+    ran: list[int] = []
+    for number in range(3):
+        ops.post(lambda number=number: ran.append(number))  # type: ignore[misc] # its own number
+    assert ops.pump() == 3
+    assert ran == [0, 1, 2]
+    assert ops.pump() == 0
+    ops.close()
+
+
+class Native:
+    """A native context that is always current."""
+
+    id = None
+    destroyed = False
+
+    def make_current(self) -> None:
+        pass
+
+    def destroy(self) -> None:
+        self.destroyed = True
+
+
+def served(*items: Any) -> Native:
+    """A worker's whole life with these items in its queue."""
+    waiting: Any = queue.SimpleQueue()
+    for item in items:
+        waiting.put(item)
+    native, ended = Native(), threading.Event()
+    start = glworker.Start(SimpleNamespace(native=native))  # type: ignore[arg-type] # as much as is used
+
+    def body() -> None:
+        with suppress(SystemExit):
+            glworker.serve(waiting, ended, start)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join(SECONDS)
+    assert ended.is_set()
+    assert native.destroyed
+    return native
+
+
+def test_a_worker_that_is_stopped_still_runs_what_finalisers_left() -> None:
+    ran: list[int] = []
+    late: glqueue.Request[None] = glqueue.Request(lambda: ran.append(2), ())
+    served(None, glqueue.Posted(lambda: ran.append(1)), late)
+    assert ran == [1]
+    with pytest.raises(ClosedError):
+        late.answer()
+
+
+def test_a_worker_that_is_thrown_out_refuses_what_waits() -> None:
+    def leave() -> None:
+        raise SystemExit
+
+    late: glqueue.Request[None] = glqueue.Request(pytest.fail, ("ran",))
+    served(glqueue.Posted(leave), late)
+    with pytest.raises(ClosedError):
+        late.answer()
 
 
 def test_pumping_on_another_thread_or_context_is_refused(inline: GlContext) -> None:

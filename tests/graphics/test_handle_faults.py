@@ -185,6 +185,7 @@ def test_A15_a_publish_that_fails_can_be_repeated(driver: Driver) -> None:
         expected = np.full(subject.handle.size, 0x21, np.uint8)
         m = subject.handle.map_mut()
         poke(m, expected)
+        assert "could not be left yet" not in repr(m)
         with fail("copy_to_array_async"), pytest.raises(PublishError) as caught:
             m.release()
         assert isinstance(caught.value.__cause__, DriverError)

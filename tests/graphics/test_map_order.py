@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,13 @@ import pytest
 from graphics.subjects import ImageSubject, registered_buffer, registered_texture
 
 import cuglue
-from cuglue.driver.protocol import CaptureMode, CopyKind
+from cuglue.core.stream import as_stream
+from cuglue.driver.protocol import CaptureMode, CopyKind, MemoryType
 from cuglue.driver.sim import HazardError, SimDriver
 from cuglue.errors import CaptureError, StreamMisuse
 from cuglue.graphics import users
 from cuglue.graphics.glcontext import GlContext
+from cuglue.graphics.transfer import take
 from cuglue.testing import Latch, trace
 from cuglue.testing.handle_suite import new_stream, peek, poke
 
@@ -293,6 +296,21 @@ def test_leaving_is_refused_on_a_stream_that_captures(
         m.release()
 
 
+def test_leaving_is_refused_where_nothing_but_the_hand_over_would_be_queued(
+    driver: Any, context: GlContext
+) -> None:
+    """No consumer is waited for, which would be refused anyhow: the driver itself would end the capture."""
+    stream = driver.Stream()
+    with stream, registered_buffer(driver) as subject:
+        m = subject.handle.map()
+        driver.capture_begin(stream.ptr, CaptureMode.RELAXED)
+        with trace(only={"graphics_unmap"}) as calls, pytest.raises(CaptureError):
+            m.release()
+        assert calls == []
+        driver.graph_destroy(driver.capture_end(stream.ptr))
+        m.release()
+
+
 def test_A18_the_second_of_two_maps_waits_for_what_opened_the_first(
     driver: SimDriver, context: GlContext
 ) -> None:
@@ -359,3 +377,18 @@ def test_random_programs(seeded: ImageSubject) -> None:
     for expected, out in seen:
         assert (out == expected).all()
     assert (subject.get() == value).all()
+
+
+def test_work_on_the_stream_of_a_read_comes_after_its_copy(driver: Any) -> None:
+    """The copy runs on the array library's current stream; leaving the map of an image would not wait for it."""
+    stream, current = driver.Stream(), driver.Stream()
+    m: Any = SimpleNamespace(
+        memory_type=MemoryType.DEVICE,
+        cupy=lambda: np.arange(3),
+        stream=as_stream(stream),
+        device=0,
+        driver=driver,
+    )
+    with current, trace(only={"event_record", "stream_wait_event"}) as calls:
+        assert take(m, flip=False).tolist() == [0, 1, 2]
+    assert [c.args[0 if c.method == "stream_wait_event" else 1] for c in calls] == [current.ptr, stream.ptr]

@@ -12,6 +12,7 @@ import pytest
 from graphics.subjects import BufferSubject, ImageSubject, registered_buffer, registered_texture
 
 import cuglue
+from cuglue.core.device import device_state
 from cuglue.driver.protocol import CaptureMode, Driver
 from cuglue.driver.sim import SimDriver
 from cuglue.errors import (
@@ -278,3 +279,11 @@ def test_one_that_may_only_be_read(driver: Driver, context: GlContext) -> None:
         with trace(only=CALLS) as calls, pytest.raises(UsageError, match="registered for reading"):
             cuglue.map_all([handle], mutable=True)
         assert calls == []
+
+
+def test_what_finalisers_left_is_done_first(driver: Driver, subjects: Subjects) -> None:
+    """As a single map does."""
+    done: list[int] = []
+    device_state(driver, 0).retire.forget(lambda: done.append(1))
+    with cuglue.map_all(handles(subjects)):
+        assert done == [1]

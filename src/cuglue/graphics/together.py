@@ -57,7 +57,7 @@ class _Group:
     Those of one OpenGL context are held mapped by one driver call while their maps come and go.
 
     Attributes:
-        maps: those that were not left yet, in the order of their handles.
+        maps: in the order of their handles.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -113,7 +113,6 @@ class _Group:
                 self._held = []
                 for m in maps:
                     m._life.drop(m)
-        self.maps = [m for m in maps if not m.released]
         for m in maps:
             if m.released:
                 try:

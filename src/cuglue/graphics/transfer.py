@@ -57,7 +57,6 @@ def fill(m: CudaMap, array: Any, *, flip: bool) -> None:
     if isinstance(array, np.ndarray):
         target.set(np.ascontiguousarray(array[::-1] if flip else array))
         return
-    # CuPy made ``target``, so it is loaded.
-    as_stream(None, device=m.device, driver=m.driver).join(m.stream)
+    # CuPy made ``target``, in order on its current stream, which waits for the map's, where ``array`` is ready.
     source = sys.modules["cupy"].asarray(array)
     target[...] = source[::-1] if flip else source
