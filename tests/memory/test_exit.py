@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).resolve().parents[2] / "src"
+RUNS = int(
+    os.environ.get("CUGLUE_EXIT_RUNS", "2")
+)  # of each on the simulated device; 20 of each take two minutes
 
 PRELUDE = """
 import atexit, gc, sys, threading, types
@@ -89,7 +92,7 @@ def run(code: str, driver: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("end", ENDS)
 def test_P8_the_end_of_a_process(end: str) -> None:
-    for _ in range(2):
+    for _ in range(RUNS):
         done = run(ENDS[end], "sim")
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

@@ -203,6 +203,22 @@ def test_per_device_takes_each_resource_for_its_own_device(driver: Any) -> None:
         PerDevice({0: object()})  # type: ignore[dict-item]
 
 
+def test_closing_all_devices_although_one_fails() -> None:
+    with cuglue.use_driver(SimDriver(devices=2)):
+        resources = PerDevice({0: AsyncCudaResource(0), 1: AsyncCudaResource(1)})
+        blocks = [resources[device].allocate(64) for device in (0, 1)]
+        with (
+            testing.faults.fail("free_async", on=1),
+            pytest.raises(DriverError),
+            pytest.warns(ResourceWarning),
+        ):
+            resources.close()
+        assert [resources[device].bytes_outstanding for device in (0, 1)] == [64, 0]
+        with pytest.warns(ResourceWarning, match="1 blocks live"):
+            resources.close()
+        assert [block.state for block in blocks] == [BlockState.FREED] * 2
+
+
 def test_report_M39_closing_one_device_leaves_the_other(driver: Any) -> None:
     two = SimDriver(devices=2)
     with cuglue.use_driver(two):

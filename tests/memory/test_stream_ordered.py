@@ -821,7 +821,7 @@ def test_out_of_memory_explains_itself() -> None:
         resource.reap_pending()
 
 
-def test_out_of_memory_collects_garbage_once() -> None:
+def test_P12_out_of_memory_collects_garbage_once() -> None:
     """Arrays in reference cycles come back only through the collector."""
     driver = SimDriver(memory_bytes=1 << 20)
     with cuglue.use_driver(driver):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
-from ..errors import UsageError
+from ..errors import UsageError, raise_together
 from . import cupy_plug
 from .cupy_scope import Scope
 from .resource import DeviceMemoryResource
@@ -58,9 +58,18 @@ class PerDevice:
         return Scope(self)
 
     def close(self) -> None:
-        """Close every resource."""
+        """Close every resource; those that fail can be closed again.
+
+        Raises:
+            SeveralErrors: two or more failed; a single error is raised as it is.
+        """
+        errors: list[BaseException] = []
         for resource in self.resources.values():
-            resource.close()
+            try:
+                resource.close()
+            except Exception as error:  # noqa: BLE001 - every resource is tried; raised together
+                errors.append(error)
+        raise_together(f"closing {self!r}", errors)
 
     def __repr__(self) -> str:
         return f"PerDevice({dict(self.resources)!r})"
