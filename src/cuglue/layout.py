@@ -247,7 +247,7 @@ def integers(what: str, values: Iterable[Any]) -> tuple[int, ...]:
         given = tuple(values)
     except TypeError:
         raise _no_integers(what, values) from None
-    found = tuple(whole(value) for value in given)
+    found = tuple(map(whole, given))
     if None in found:
         raise _no_integers(what, values)
     return found  # type: ignore[return-value] # just asked

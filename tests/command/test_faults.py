@@ -22,7 +22,12 @@ class Subject:
         self.rt = Runtime(driver=driver)
         self.a = self.rt.create(np.ones(N, "f4"), stream=self.rt.stream(1))
         self.b = self.rt.create(np.zeros(N, "f4"), stream=self.rt.stream(2))
-        self.rt.stream(3)
+        self.rt.create(
+            bytes(4), stream=self.rt.stream(3)
+        ).close()  # its host memory is there, and that of reads
+        reads = [self.rt.read(x, stream=self.rt.stream(1)) for x in (self.a, self.b)]
+        for future in reads:
+            future.result()
         self.rt.launch(SAXPY, 1, N, In(self.a), Out(self.b), 1.0, N, stream=self.rt.stream(1))
         for index in (1, 2, 3):  # nothing waits in the drop queues when the operation begins
             self.rt._lanes.lane(self.rt.stream(index)).drops.drain()

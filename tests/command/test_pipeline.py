@@ -1,4 +1,4 @@
-"""Large uploads in chunks: cut exactly, ordered like one copy, and safe when one of them fails."""
+"""Large transfers in chunks: cut exactly, ordered like one copy, and safe when one of them fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cuglue import Runtime
-from cuglue.command import copies, pipeline
+from cuglue.command import pipeline, reads, writes
 from cuglue.command.pipeline import chunks
 from cuglue.driver.sim import SimDriver
 from cuglue.errors import DriverError, UnwrittenError
@@ -42,8 +42,10 @@ def test_pitched_copies_are_cut_into_whole_rows(width: int, height: int, pad: in
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "CHUNK", 4096)
-    monkeypatch.setattr(copies, "PIPELINE_FROM", 10_000)
+    monkeypatch.setattr(pipeline, "SMALLEST_CHUNK", 4096)
+    monkeypatch.setattr(pipeline, "LARGEST_CHUNK", 4096)
+    monkeypatch.setattr(writes, "PIPELINE_FROM", 10_000)
+    monkeypatch.setattr(reads, "PIPELINE_FROM", 10_000)
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -92,8 +94,82 @@ def test_the_ring_is_bounded(sim: SimDriver) -> None:
         assert set(rt.read(x).result()) == {1}
 
 
+# --- downloads --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_large_download_into_memory_of_the_caller_is_there_when_it_returns(
+    rt: Runtime, calls: Calls
+) -> None:
+    data = np.random.default_rng(4).integers(0, 256, 300_001, "u1")
+    x, out = rt.create(data), np.zeros(300_001, "u1")
+    calls.clear()
+    with rt.command() as cmd:
+        cmd.write_to_cpu(x.descriptor(300_001), out)
+        assert calls.count("copy_async") == 74
+        np.testing.assert_array_equal(out, data)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_padded_rows_are_downloaded_in_chunks(rt: Runtime) -> None:
+    x = rt.create(np.arange(25_600, dtype="u2"))
+    out = np.zeros((100, 200), "u1")
+    with rt.command() as cmd:
+        cmd.write_to_cpu(x.descriptor((100, 200), "u1", (512, 1)), out)
+    np.testing.assert_array_equal(out, np.arange(25_600, dtype="u2").view("u1").reshape(100, 512)[:, :200])
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("method", ["copy_async", "event_record", "event_synchronize", "host_alloc"])
+@pytest.mark.parametrize("on", [1, 5])
+def test_a_download_that_fails_half_way_can_be_repeated(sim: SimDriver, method: str, on: int) -> None:
+    with Runtime() as rt:
+        x = rt.create(np.full(200_000, 7, "u1"))
+        rt.synchronize()
+        out = np.zeros(200_000, "u1")
+        with rt.command() as cmd:
+            try:
+                with fail(method, on=on, persistent=True):
+                    cmd.write_to_cpu(x.descriptor(200_000), out)
+                assert method == "host_alloc"  # ordinary memory serves
+            except DriverError:
+                out[:] = 0
+                rt.create(np.full(4096, 9, "u1"))  # nobody gets the ring while the device may write it
+            cmd.write_to_cpu(x.descriptor(200_000), out)
+        assert set(out.tolist()) == {7}
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_large_download_into_pinned_memory_only_enqueues(rt: Runtime, calls: Calls) -> None:
+    x = rt.create(np.full(100_000, 5, "u1"))
+    with rt.command() as cmd:
+        out = cmd.reserve_cpu(100_000)
+        calls.clear()
+        cmd.write_to_cpu(x.descriptor(100_000), out)
+        assert (calls.count("copy_async"), calls.count("event_synchronize")) == (1, 0)
+        cmd.synchronize()
+        assert set(out) == {5}
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_large_download_of_bytes_that_were_never_written_is_refused(sim: SimDriver) -> None:
+    with Runtime() as rt, rt.command() as cmd:
+        x = rt.create(np.zeros(50_000, "u1"))
+        with fail("copy_async"), pytest.raises(DriverError):
+            cmd.write_to_gpu(x.descriptor(50_000), np.ones(50_000, "u1"))
+        out = np.full(50_000, 3, "u1")
+        with pytest.raises(UnwrittenError):
+            cmd.write_to_cpu(x.descriptor(50_000), out)
+        assert set(out.tolist()) == {3}
+
+
 @pytest.mark.gpu
 def test_sixty_four_mebibytes() -> None:
     data: Any = np.random.default_rng(3).integers(0, 256, 64 << 20, "u1")
     with Runtime(driver="cuda") as rt:
-        np.testing.assert_array_equal(np.asarray(rt.read(rt.create(data)).result()), data)
+        x = rt.create(data)
+        np.testing.assert_array_equal(np.asarray(rt.read(x).result()), data)
+        out = np.zeros_like(data)
+        with rt.command() as cmd:
+            cmd.write_to_cpu(x.descriptor(data.size), out)
+        np.testing.assert_array_equal(out, data)

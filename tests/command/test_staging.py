@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from driver_calls import Calls
 
 from cuglue import Runtime
+from cuglue.command.slab import Slab
 from cuglue.command.staging import DROP_BYTES, DROP_COUNT, MIB, DropQueue, Source, staging
 from cuglue.driver.sim import SimDriver
 from cuglue.errors import DevicePoisoned, DriverError
+from cuglue.testing import Latch
 from cuglue.testing.faults import fail
 
 
@@ -130,5 +133,69 @@ def test_C26_work_lets_go_what_is_due(sim: SimDriver) -> None:
         x = rt.empty(16)
         drops = rt._lanes.lane().drops
         for _ in range(DROP_COUNT * 3):
-            rt.command().write_to_gpu(x.descriptor(16), bytes(16))
+            with rt.command() as cmd:
+                cmd.write_to_cpu(x.descriptor(16), bytearray(16))
         assert len(drops.staged) + len(drops.pending) <= 2 * DROP_COUNT
+
+
+# --- small writes ---------------------------------------------------------------------------------------------------
+
+
+def test_small_writes_share_memory_and_ask_for_none(rt: Runtime, calls: Calls) -> None:
+    stream = rt.stream(0)
+    x = rt.create(bytes(64), stream=stream)
+    rt.synchronize()
+    calls.clear()
+    with rt.command(stream=stream) as cmd:
+        for number in range(300):
+            cmd.write_to_gpu(x.descriptor(64), bytes([number % 256]) * 64)
+    assert {call.method for call in calls.made} <= {"copy_async", "capture_status", "host_view"}
+    assert set(rt.read(x, stream=stream).result()) == {299 % 256}
+
+
+def test_a_slab_is_kept_until_the_device_has_read_it(sim: SimDriver) -> None:
+    with Runtime() as rt:
+        stream = rt.stream(0)
+        many = [rt.create(bytes(Slab.LARGEST), stream=stream) for _ in range(40)]
+        rt.synchronize()
+        with Latch(stream) as latch:
+            for number, buffer in enumerate(many):  # more than two slabs
+                with rt.command(stream=stream) as cmd:
+                    cmd.write_to_gpu(buffer.descriptor(Slab.LARGEST), bytes([number]) * Slab.LARGEST)
+            latch.release()
+        for number, buffer in enumerate(many):
+            assert set(rt.read(buffer, stream=stream).result()) == {number}
+        slabs = sim.inventory()["host_alloc"]
+        for _ in range(10):
+            for number, buffer in enumerate(many):
+                with rt.command(stream=stream) as cmd:
+                    cmd.write_to_gpu(buffer.descriptor(Slab.LARGEST), bytes([number]) * Slab.LARGEST)
+            rt.synchronize()
+        assert sim.inventory()["host_alloc"] <= slabs + 1  # they come again
+
+
+def test_the_largest_small_write_and_the_one_above(rt: Runtime) -> None:
+    for nbytes in (Slab.LARGEST, Slab.LARGEST + 1):
+        data = np.random.default_rng(nbytes).integers(0, 256, nbytes, "u1")
+        x = rt.create(data)
+        expected = data.tobytes()
+        data[:] = 0
+        assert bytes(rt.read(x).result()) == expected
+
+
+def test_cleanup_and_close_give_slabs_back(sim: SimDriver) -> None:
+    rt = Runtime()
+    x = rt.create(bytes(8))
+    assert sim.inventory()["host_alloc"] == 1
+    rt.command().memory_cleanup()
+    assert sim.inventory()["host_alloc"] == 0
+    rt.create(bytes(8)).close()
+    x.close()
+    rt.close()
+    assert sim.inventory()["host_alloc"] == 0
+
+
+def test_without_pinned_memory_small_writes_go_through_ordinary_memory(sim: SimDriver) -> None:
+    with Runtime() as rt, fail("host_alloc", persistent=True):
+        x = rt.create(b"abcd")
+        assert bytes(rt.read(x).result()) == b"abcd"

@@ -6,8 +6,9 @@ Owns :class:`Buffer` (a handle: it may be unbound, and several may name parts of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..core.block import BlockLife
 from ..core.stream import Stream
 from ..errors import ArgumentError, ClosedError, LayoutError, StorageHandleNotFound
 from ..exchange.view import ArrayView
-from ..layout import Layout, element, extents, integers, pitched
+from ..layout import CopyShape, Layout, contiguous_strides, element, extents, integers, pitched
 from ..lifecycle import BlockState, leave
 from .makers import partners_of
 from .operands import Operand, Place
@@ -144,7 +145,7 @@ class Buffer:
         """
         sides, item = extents(shape), element(dtype)
         if strides is None:
-            strides = Layout.of(sides, item).element_strides()
+            strides = contiguous_strides(sides, 1)
         return CopyDescriptor(self, sides, tuple(strides), item.itemsize, item)
 
     def array(self, shape: Any = None, dtype: Any = "u1") -> ArrayView:
@@ -264,38 +265,41 @@ class CopyDescriptor:
     strides: tuple[int, ...]
     elem_size: int
     dtype: np.dtype[Any] | None = None
+    #: Bytes that are moved: of the elements alone.
+    nbytes: int = field(init=False, repr=False, compare=False)
+    #: Bytes from the first to the last one that is moved.
+    span: int = field(init=False, repr=False, compare=False)
+    _moved: CopyShape | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__
-        set_(self, "shape", integers("shape", self.shape))
-        set_(self, "strides", integers("strides", self.strides))
-        set_(self, "elem_size", whole(self.elem_size) or 0)
-        if self.dtype is not None:
-            set_(self, "dtype", element(self.dtype))
-        if (
-            not self.shape
-            or len(self.shape) != len(self.strides)
-            or min(self.shape) < 0
-            or self.elem_size < 1
-        ):
+        shape, strides = integers("shape", self.shape), integers("strides", self.strides)
+        size = whole(self.elem_size) or 0
+        set_(self, "shape", shape)
+        set_(self, "strides", strides)
+        set_(self, "elem_size", size)
+        if not shape or len(shape) != len(strides) or min(shape) < 0 or size < 1:
             raise LayoutError(
                 "copy descriptor",
                 got=f"shape {self.shape}, strides {self.strides}, {self.elem_size} bytes an element",
                 expected="a rank of at least 1 and one stride (in elements) for each extent",
             )
-        if self.dtype is not None and self.dtype.itemsize != self.elem_size:
-            raise LayoutError(
-                "copy descriptor",
-                got=f"{self.dtype} and {self.elem_size} bytes an element",
-                expected="the same size",
-            )
+        if self.dtype is not None:
+            set_(self, "dtype", element(self.dtype))
+            if self.dtype.itemsize != size:
+                raise LayoutError(
+                    "copy descriptor",
+                    got=f"{self.dtype} and {size} bytes an element",
+                    expected="the same size",
+                )
+        set_(self, "nbytes", math.prod(shape) * size)
+        last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+        set_(self, "span", (last + 1) * size)
+        set_(self, "_moved", None)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes that are moved: of the elements alone."""
-        return int(np.prod(self.shape, dtype=object)) * self.elem_size
-
-    @property
-    def copy_shape(self) -> Any:
+    def copy_shape(self) -> CopyShape:
         """Rows, width and pitch of the one copy that does it; LayoutError if there is none."""
-        return pitched(self.shape, self.strides, self.elem_size)
+        if self._moved is None:
+            object.__setattr__(self, "_moved", pitched(self.shape, self.strides, self.elem_size))
+        return self._moved  # type: ignore[return-value] # just made

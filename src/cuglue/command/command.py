@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from ..core.stream import Stream
 from ..errors import ArgumentError, ClosedError, UsageError, WrongThreadError
-from . import copies
+from . import reads, writes
 from .buffers import CopyDescriptor
 from .futures import Future
 from .hostmem import HostBuffer
@@ -24,6 +24,7 @@ from .launch import launch
 from .memory_calls import MemoryCalls
 from .operands import Declared
 from .perform import Skipped
+from .progress import Report
 from .taint import Failure, Journal, claim
 
 
@@ -115,27 +116,32 @@ class Command(MemoryCalls):
 
     # --- copies -----------------------------------------------------------------------------------------------------
     def read_async(
-        self, descriptors: CopyDescriptor | Sequence[CopyDescriptor]
+        self, descriptors: CopyDescriptor | Sequence[CopyDescriptor], progress: Report | None = None
     ) -> Future[HostBuffer] | Future[list[HostBuffer]]:
-        """Copy to the host: see :func:`cuglue.command.copies.read_async`."""
-        return copies.read_async(self._lane(), descriptors)
+        """Copy to the host: see :func:`cuglue.command.reads.read_async`."""
+        return reads.read_async(self._lane(), descriptors, progress)
 
-    def write_to_gpu(self, descriptor: CopyDescriptor, data: Any) -> None:
-        """Copy host bytes to the device: see :func:`cuglue.command.copies.write_to_gpu`."""
-        copies.write_to_gpu(self._lane(), descriptor, data, self._journal)
+    def write_to_gpu(self, descriptor: CopyDescriptor, data: Any, progress: Report | None = None) -> None:
+        """Copy host bytes to the device: see :func:`cuglue.command.writes.write_to_gpu`."""
+        writes.write_to_gpu(self._lane(), descriptor, data, self._journal, progress)
 
-    def write_to_cpu(self, descriptor: CopyDescriptor, buffer: Any, stream: object = None) -> None:
-        """Copy device memory into ``buffer``: see :func:`cuglue.command.copies.write_to_cpu`.
+    def write_to_cpu(
+        self, descriptor: CopyDescriptor, buffer: Any, stream: object = None, progress: Report | None = None
+    ) -> None:
+        """Copy device memory into ``buffer``: see :func:`cuglue.command.reads.write_to_cpu`.
 
         Args:
             descriptor: what is read.
             buffer: a writable C-contiguous buffer of the same size.
             stream: where to queue the copy; None: the command's stream.
+            progress: ``progress(done_bytes, total_bytes)``, called as a large copy goes on and at its end.
 
-        Ordering: only enqueues; the bytes are there after a sync.
+        Ordering: only enqueues into pinned memory; the bytes are there after a sync. A large copy into ordinary memory
+            blocks until it is there.
         """
         lane = self._lane()
-        copies.write_to_cpu(lane if stream is None else self._streams.lane(stream), descriptor, buffer)
+        lane = lane if stream is None else self._streams.lane(stream)
+        reads.write_to_cpu(lane, descriptor, buffer, progress)
 
     # --- work -------------------------------------------------------------------------------------------------------
     def kernel(self, kernel: Any, grid: Any, block: Any, *args: Any, shared: int = 0) -> Skipped | None:
@@ -187,7 +193,7 @@ class Command(MemoryCalls):
 
     def synchronize(self) -> None:
         """Block the host until everything enqueued on this stream so far is done; raises the fault this reveals."""
-        self.sync().result()
+        self._lane().stream.record().synchronize()
 
 
 def _nothing() -> None:

@@ -30,6 +30,8 @@ class HostBuffer(np.ndarray[Any, Any]):
     it is plain arrays.
     """
 
+    _ptr = 0  # the address where it is known, of the whole alone: views have no such attribute of their own
+
     @property
     def pinned(self) -> bool:
         """True if it is pinned memory: the device reaches it without an intermediate copy."""
@@ -42,10 +44,10 @@ class HostBuffer(np.ndarray[Any, Any]):
 
 
 def root_of(array: Any) -> Any:
-    """What owns the memory of an array."""
-    while isinstance(array, np.ndarray):
-        array = array.base
-    return array.obj if isinstance(array, memoryview) else array
+    """What owns the memory of an array, through all views of views."""
+    while isinstance(array, (np.ndarray, memoryview)):
+        array = array.base if isinstance(array, np.ndarray) else array.obj
+    return array
 
 
 class PinnedMemory:
@@ -72,6 +74,7 @@ class HostPool:
 
     def __init__(self, state: DeviceState) -> None:
         self._state = state
+        self._simulated = state.capabilities.simulated
         self._lock = threading.Lock()
         self._idle: dict[int, list[int]] = {}
         self._idle_bytes = 0
@@ -91,17 +94,19 @@ class HostPool:
         Ordering: may block in the driver when the pool grows.
         """
         nbytes = whole_of("host buffer", nbytes, expected="a size in bytes, 0 or more", error=LayoutError)
-        ptr = self._pinned(capacity_of(nbytes), grow, reclaim) if nbytes else 0
+        capacity = capacity_of(nbytes)
+        ptr = self._pinned(capacity, grow, reclaim) if nbytes else 0
         if not ptr:
             return np.empty(nbytes, np.uint8).view(HostBuffer)
-        memory = PinnedMemory(self, ptr, capacity_of(nbytes), nbytes)
-        self.note_access(ptr, nbytes)
-        return np.asarray(memory).view(HostBuffer)
+        made: HostBuffer = np.asarray(PinnedMemory(self, ptr, capacity, nbytes)).view(HostBuffer)
+        made._ptr = ptr
+        self.note_use(made)
+        return made
 
-    def note_access(self, ptr: int, nbytes: int) -> None:
+    def note_use(self, buffer: HostBuffer) -> None:
         """Tell the driver that the host uses pinned bytes from now on; the simulated one judges whether it may."""
-        if self._state.capabilities.simulated and nbytes:
-            self._state.driver.host_view(ptr, nbytes, True)
+        if self._simulated and buffer.pinned and buffer.nbytes:
+            self._state.driver.host_view(address_of(buffer), buffer.nbytes, True)
 
     def _pinned(self, capacity: int, grow: bool, reclaim: Callable[[], None] | None) -> int:
         ptr = self._take_idle(capacity)
@@ -189,4 +194,4 @@ def capacity_of(nbytes: int) -> int:
 
 def address_of(array: npt.NDArray[Any]) -> int:
     """Address of the first byte of an array."""
-    return cast(int, array.__array_interface__["data"][0])
+    return getattr(array, "_ptr", 0) or cast(int, array.__array_interface__["data"][0])

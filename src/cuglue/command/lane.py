@@ -21,6 +21,8 @@ from ..memory.resource import DeviceMemoryResource
 from .buffers import Buffer
 from .hostmem import HostBuffer, HostPool
 from .operands import Place
+from .progress import Failures
+from .slab import Slab
 from .staging import DropQueue
 from .storage import Storage, unallocated
 from .window import Primed, Window
@@ -33,6 +35,8 @@ class Lane:
         stream: the record of the stream.
         cursor: commands resolved on it so far.
         drops: host bytes and other things that work queued here still needs.
+        slab: host memory that small writes go through.
+        failures: what progress callbacks raised.
         window: the capture under way, from the beginning of its recording to the end; else None.
         warmup: memory of the capture that is being prepared; else None.
         capture_state, capture_owner: how far a capture of this stream is, and whose it is.
@@ -47,11 +51,13 @@ class Lane:
         "capture_state",
         "cursor",
         "drops",
+        "failures",
         "host",
         "place",
         "pools",
         "profiles",
         "resource",
+        "slab",
         "stream",
         "total",
         "warmup",
@@ -59,7 +65,13 @@ class Lane:
     )
 
     def __init__(
-        self, stream: Stream, place: Place, resource: DeviceMemoryResource, host: HostPool, total: int
+        self,
+        stream: Stream,
+        place: Place,
+        resource: DeviceMemoryResource,
+        host: HostPool,
+        total: int,
+        failures: Failures,
     ) -> None:
         self.stream = stream
         self.place = place
@@ -68,6 +80,8 @@ class Lane:
         self.total = total  # bytes of the device
         self.cursor = 0
         self.drops = DropQueue(stream)
+        self.slab = Slab(host, self.drops)
+        self.failures = failures
         self.profiles: list[Any] = []
         self._live: WeakSet[Storage] = WeakSet()
         self.pools = _pools_of(resource, stream)
@@ -131,6 +145,7 @@ class Lane:
         """
         self.stream.refuse_capture("clean up memory")
         state = self.stream.state
+        self.slab.close()
         self.drops.drain()
         for reference in list(state.streams.values()):
             stream = reference()
@@ -167,11 +182,13 @@ class Lane:
         self.need_pools()
         cast(PoolResource, self.resource).install(configuration, self.stream)
 
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is lost if the lane goes."""
-        held = self.drops.staged or self.drops.pending
-        return not held and not self.profiles and self.capture_state is CaptureState.NONE
+    def let_go(self) -> bool:
+        """Let go what the device is done with, without waiting for it; whether nothing is lost if the lane goes now."""
+        if self.profiles or self.capture_state is not CaptureState.NONE or self.stream.capturing:
+            return False
+        self.slab.close()
+        self.drops.collect()
+        return not self.drops.staged and not self.drops.pending
 
     def take_host(self, nbytes: int) -> HostBuffer:
         """Host memory for a copy of this stream: what earlier copies used and are done with, if there is some."""

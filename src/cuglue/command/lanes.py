@@ -18,6 +18,7 @@ from .hostmem import HostPool
 from .lane import Lane
 from .makers import operand_of
 from .operands import Declared, Place
+from .progress import Failures
 from .uses import Uses
 
 _LANES = 64  # lanes of streams that are not ours; beyond it idle ones go
@@ -69,6 +70,7 @@ class Lanes:
         self._place = place
         self.resource = resource
         self.host = HostPool(state)
+        self.failures = Failures()
         self.max_streams = max_streams
         self._own: dict[int, Stream] = {}
         self._lanes: dict[int, Lane] = {}  # by the stream's id, oldest first
@@ -93,14 +95,16 @@ class Lanes:
             if stream.id not in self._lanes:
                 if len(self._lanes) >= _LANES + len(self._own):
                     self._drop_idle()
-                self._lanes[stream.id] = Lane(stream, self._place, self.resource, self.host, self._total)
+                self._lanes[stream.id] = Lane(
+                    stream, self._place, self.resource, self.host, self._total, self.failures
+                )
             return self._lanes[stream.id]
 
     def _drop_idle(self) -> None:
         """Forget lanes that hold nothing and are not ours (lock held)."""
         ours = set(self._own.values())
         for key, lane in list(self._lanes.items()):
-            if lane.idle and lane.stream not in ours:
+            if lane.stream not in ours and lane.let_go():
                 del self._lanes[key]
 
     def own(self, index: int) -> Stream:
@@ -143,6 +147,7 @@ class Lanes:
         """Let everything go. Blocks the host until it may go; a device that is lost is not waited for."""
         for lane in self.all():
             unless_lost(lane.finish)  # reads too: once their futures are dropped, nobody holds their bytes
+            lane.slab.close()
             unless_lost(lane.drops.drain)
         self._lanes.clear()
         self._own.clear()

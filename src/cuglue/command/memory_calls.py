@@ -13,12 +13,14 @@ from ..errors import CaptureError
 from ..lifecycle import CaptureState
 from ..memory.pool.layouts import MemoryAllocationMode, MemoryConfiguration, PoolLayout
 from ..memory.pool.usage import MemoryReport, MemoryUsage
-from . import copies
 from .buffers import Buffer, bind_storage
+from .hostbytes import readable_bytes
 from .hostmem import HostBuffer
 from .lane import Lane
 from .lanes import ResolvedStreams
 from .makers import operand_of
+from .progress import Report
+from .writes import fill
 
 
 class DeviceResource(NamedTuple):
@@ -103,8 +105,12 @@ class MemoryCalls:
         """
         return self._lane().take_host(nbytes)
 
-    def create_with_data(self, data: Any) -> Buffer:
+    def create_with_data(self, data: Any, progress: Report | None = None) -> Buffer:
         """A new buffer that holds a copy of ``data``: bytes, an array, a CPU tensor, or what numpy.asarray takes.
+
+        Args:
+            data: the bytes.
+            progress: as of :meth:`write_to_gpu`.
 
         Ordering: only enqueues. ``data`` may be changed at once, unless it is pinned.
 
@@ -112,7 +118,7 @@ class MemoryCalls:
             ResourceError: no memory.
             UsageError: not host bytes.
         """
-        return create(self._lane(), data)
+        return create(self._lane(), data, progress)
 
     # --- pools ------------------------------------------------------------------------------------------------------
     def memory_usage(self) -> MemoryUsage:
@@ -175,12 +181,12 @@ class MemoryCalls:
         lane.install(config)
 
 
-def create(lane: Lane, data: Any) -> Buffer:
+def create(lane: Lane, data: Any, progress: Report | None = None) -> Buffer:
     """A new buffer with a copy of ``data``; nothing is kept if that fails."""
-    source = copies.readable_bytes(data)
+    source = readable_bytes(data)
     buffer = lane.reserve(source.nbytes)
     try:
-        copies.write_to_gpu(lane, buffer.descriptor(source.nbytes), source)
+        fill(lane, buffer, source, progress)
     except BaseException:
         buffer.close()
         raise

@@ -23,7 +23,7 @@ from ..memory.direct import DirectCudaResource
 from ..memory.pool.layouts import MemoryConfiguration, PoolLayout
 from ..memory.pool.resource import PoolResource
 from ..memory.resource import DeviceMemoryResource, LayeredResource
-from . import copies
+from . import reads
 from .buffers import Buffer
 from .capture import Capture
 from .command import Command
@@ -37,6 +37,7 @@ from .memory_calls import create
 from .operands import Declared, Place
 from .perform import Skipped
 from .profile import Profile
+from .progress import Report
 
 _services = itertools.count(1)
 _OPEN = OwnedState.OPEN
@@ -98,12 +99,14 @@ class Runtime(Owned):
         return f"Runtime(device={self.device}, {state})"
 
     # --- memory -----------------------------------------------------------------------------------------------------
-    def create(self, data: Any, stream: object = None) -> Buffer:
+    def create(self, data: Any, stream: object = None, *, progress: Report | None = None) -> Buffer:
         """A new buffer that holds a copy of ``data``.
 
         Args:
             data: bytes, a NumPy array, a CPU tensor, or anything numpy.asarray takes.
             stream: anything :func:`~cuglue.as_stream` takes.
+            progress: ``progress(done_bytes, total_bytes)``, called as a large copy goes on and at its end: on this
+                thread, for pinned data on one of the library. What it raises is counted and logged.
 
         Ordering: only enqueues. ``data`` may be changed at once, unless it is pinned memory.
 
@@ -111,7 +114,7 @@ class Runtime(Owned):
             ResourceError: no memory.
         """
         self._check_open()
-        return create(self._lanes.lane(stream), data)
+        return create(self._lanes.lane(stream), data, progress)
 
     def empty(self, nbytes: int, stream: object = None) -> Buffer:
         """A new buffer of ``nbytes`` bytes, contents undefined.
@@ -131,7 +134,13 @@ class Runtime(Owned):
         return Buffer(self._place, whole_of("buffer", nbytes, expected="a size in bytes, 0 or more"))
 
     def read(
-        self, buffer: Any, shape: Any = None, dtype: Any = "u1", stream: object = None
+        self,
+        buffer: Any,
+        shape: Any = None,
+        dtype: Any = "u1",
+        stream: object = None,
+        *,
+        progress: Report | None = None,
     ) -> Future[HostBuffer]:
         """A future of the buffer's bytes on the host, as an array.
 
@@ -140,6 +149,8 @@ class Runtime(Owned):
             shape: extents in elements; None: one axis over everything.
             dtype: anything NumPy takes for a dtype.
             stream: anything :func:`~cuglue.as_stream` takes.
+            progress: ``progress(done_bytes, total_bytes)``, called on a thread of the library as a large copy goes on
+                and at its end. What it raises is counted and logged.
 
         Ordering: only enqueues.
 
@@ -153,8 +164,13 @@ class Runtime(Owned):
             shape = buffer.nbytes if isinstance(buffer, Buffer) else operand_of(buffer, self._place).nbytes
             shape //= item.itemsize
         descriptor = Buffer.descriptor(buffer, shape, item)
-        future = copies.read_async(self._lanes.lane(stream), descriptor)
+        future = reads.read_async(self._lanes.lane(stream), descriptor, progress)
         return future  # type: ignore[return-value] # one descriptor, one buffer
+
+    @property
+    def progress_failures(self) -> int:
+        """How many calls of ``progress`` functions raised. The transfers went on."""
+        return self._lanes.failures.count
 
     # --- work -------------------------------------------------------------------------------------------------------
     def launch(

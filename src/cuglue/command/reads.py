@@ -1,0 +1,169 @@
+"""Reads: device memory to host bytes, of ours or of the caller.
+
+Owns what keeps host bytes alive while the device writes them, and the future of a read (contracts C21, C22). Must not
+know commands or kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import CuglueError, DevicePoisoned, LayoutError, UsageError
+from ..layout import CopyShape
+from .buffers import CopyDescriptor
+from .copies import checked_operand, to_host
+from .futures import Future
+from .hostbytes import kind_of, writable_bytes
+from .hostmem import HostBuffer, address_of
+from .lane import Lane
+from .operands import Operand
+from .pipeline import PIPELINE_FROM, Chunk, chunks, download
+from .progress import STRIDE, Progress, Report
+from .staging import Source
+
+
+def write_to_cpu(lane: Lane, descriptor: CopyDescriptor, data: Any, progress: Report | None = None) -> None:
+    """Enqueue a copy of device memory into host bytes.
+
+    Args:
+        lane: where.
+        descriptor: what is read.
+        data: a writable C-contiguous buffer, exactly as large as the descriptor says.
+        progress: ``progress(done_bytes, total_bytes)``, called as a large copy goes on and at its end: on this thread
+            while it blocks, else on a thread of the library. What it raises is counted and logged.
+
+    Ordering: only enqueues into pinned memory; the bytes are there after a sync. Into ordinary memory the driver may
+        block, and a large copy does: it is there when this returns.
+    Ownership: the buffer is kept, and cannot be resized, until the device has written it.
+
+    Raises:
+        LayoutError: as :func:`write_to_gpu`, or a buffer that cannot be written.
+    """
+    view, target = writable_bytes(data)
+    if target.nbytes != descriptor.nbytes:
+        raise LayoutError(
+            "buffer of a read",
+            got=f"{target.nbytes} bytes",
+            expected=f"{descriptor.nbytes}, as its descriptor says",
+        )
+    told = Progress.of(progress, target.nbytes, lane.failures)
+    if not target.nbytes:
+        return
+    lane.refuse_other_capture("copy host bytes")
+    shape, operand = descriptor.copy_shape, checked_operand(lane, descriptor)
+    array = descriptor.buffer
+    if lane.window is None and target.nbytes >= PIPELINE_FROM and kind_of(target) is Source.OTHER:
+
+        def fetch(host: int, chunk: Chunk) -> None:
+            to_host(lane, array, operand.at(chunk.target), chunk.shape, host)
+
+        download(lane, target, shape, fetch, told.reach if told is not None else None)
+    else:
+        _receive(lane, array, operand, shape, address_of(target), told, 0)
+        lane.hold((target, view), target.nbytes)
+    lane.settle()
+
+
+def read_async(
+    lane: Lane, descriptors: CopyDescriptor | Sequence[CopyDescriptor], progress: Report | None = None
+) -> Future[HostBuffer] | Future[list[HostBuffer]]:
+    """Enqueue copies to the host; a future of the bytes, in the order of the descriptors.
+
+    Args:
+        lane: where.
+        descriptors: what is read.
+        progress: ``progress(done_bytes, total_bytes)``, called on a thread of the library as large copies go on and at
+            the end, which may be after somebody has the result. What it raises is counted and logged.
+
+    Ordering: only enqueues. Work queued later does not change the result, and the result does not wait for it.
+    Ownership: buffers may be closed and the future dropped at once: what the device still needs stays alive.
+
+    Raises:
+        CaptureError: the stream captures a graph.
+        LayoutError, StorageHandleNotFound, DriverError: of the first copy that fails. Copies already queued are waited
+            for before their memory goes back.
+    """
+    lane.stream.refuse_capture("read")
+    single = isinstance(descriptors, CopyDescriptor)
+    listed = [descriptors] if isinstance(descriptors, CopyDescriptor) else list(descriptors)
+    for descriptor in listed:
+        if not isinstance(descriptor, CopyDescriptor):
+            raise UsageError(
+                "read", got=repr(descriptor), expected="CopyDescriptors: buffer.descriptor(shape, dtype)"
+            )
+    told = Progress.of(progress, sum(descriptor.nbytes for descriptor in listed), lane.failures)
+    results: list[HostBuffer] = []
+    done = 0
+    try:
+        for descriptor in listed:
+            operand = checked_operand(lane, descriptor) if descriptor.nbytes else None
+            buffer = lane.take_host(descriptor.nbytes)
+            results.append(_shaped(buffer, descriptor))
+            if operand is not None:
+                host = address_of(buffer)
+                _receive(lane, descriptor.buffer, operand, descriptor.copy_shape, host, told, done)
+                done += descriptor.nbytes
+        event = lane.stream.record()
+    except BaseException:
+        _wait_for_copies(lane, results)
+        raise
+    lane.settle()
+    return Future(event, _Landing(lane, results, single))
+
+
+def _receive(
+    lane: Lane, array: Any, operand: Operand, shape: CopyShape, host: int, told: Progress | None, before: int
+) -> None:
+    """Enqueue the copy to host memory that stays where it is; ``before`` bytes of the transfer come before it."""
+    if told is None:
+        to_host(lane, array, operand, shape, host)
+        return
+    for chunk in chunks(shape, STRIDE):
+        to_host(lane, array, operand.at(chunk.target), chunk.shape, host + chunk.source)
+        told.reach_after(lane.stream.record(), before + chunk.source + chunk.shape.nbytes)
+
+
+class _Landing:
+    """The host buffers of a read, until their bytes are there.
+
+    A future that is dropped before drops this, too: then the buffers wait in the lane's drop queue for the device.
+    """
+
+    __slots__ = ("_lane", "_results", "_single")
+
+    def __init__(self, lane: Lane, results: list[HostBuffer], single: bool) -> None:
+        self._lane = lane
+        self._results = results
+        self._single = single
+
+    def __call__(self) -> Any:
+        """The result, once the device is done."""
+        results, self._results = self._results, []
+        for result in results:
+            self._lane.host.note_use(result)
+        return results[0] if self._single else results
+
+    def __del__(self) -> None:
+        for result in self._results:
+            self._lane.drops.push(result, result.nbytes)  # in a finaliser: appends, and nothing else
+
+
+def _wait_for_copies(lane: Lane, buffers: list[HostBuffer]) -> None:
+    """After a copy failed: those before it may still run, so their memory is kept until they are done."""
+    try:
+        lane.stream.synchronize()
+    except DevicePoisoned:
+        raise  # nothing runs there any more, so the memory may go
+    except CuglueError:
+        for buffer in buffers:
+            lane.drops.push(buffer, buffer.nbytes)
+        raise
+
+
+def _shaped(buffer: HostBuffer, descriptor: CopyDescriptor) -> HostBuffer:
+    """The bytes as the descriptor's array, if it names a dtype."""
+    if descriptor.dtype is None:
+        return buffer
+    shaped: HostBuffer = buffer.view(descriptor.dtype).reshape(descriptor.shape)  # type: ignore[assignment]
+    return shaped

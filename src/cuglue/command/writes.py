@@ -1,0 +1,160 @@
+"""Writes: host bytes to device memory, aside first unless they are pinned.
+
+Owns the ways that bytes take by their size and where they lie (contracts C23-C25). Must not know commands or kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..driver.protocol import Access
+from ..errors import LayoutError
+from ..layout import CopyShape
+from .buffers import Buffer, CopyDescriptor
+from .copies import checked_operand, to_device
+from .hostbytes import kind_of, readable_bytes
+from .hostmem import HostBuffer, address_of
+from .lane import Lane
+from .makers import operand_of
+from .operands import Operand
+from .pipeline import PIPELINE_FROM, Chunk, chunks, upload
+from .progress import STRIDE, Progress, Report
+from .slab import Slab
+from .staging import Source, staging
+from .taint import Failure, Journal, claim, ranges
+
+
+def write_to_gpu(
+    lane: Lane,
+    descriptor: CopyDescriptor,
+    data: Any,
+    journal: Journal | None = None,
+    progress: Report | None = None,
+) -> None:
+    """Enqueue a copy of host bytes into device memory.
+
+    Args:
+        lane: where.
+        descriptor: what is written.
+        data: bytes, a bytearray, memoryview, mmap, NumPy array, CPU tensor or host buffer, C-contiguous and exactly as
+            large as the descriptor says.
+        journal: told what was written.
+        progress: ``progress(done_bytes, total_bytes)``, called as a large copy goes on and at its end: on this thread
+            as bytes of ``data`` are read; for pinned data on a thread of the library, as they arrive. What it raises
+            is counted (``runtime.progress_failures``) and logged.
+
+    Ordering: only enqueues, but for copying the bytes aside.
+    Ownership: pinned data is read by the device later: it is kept alive until then, and must not be changed. Any other
+        data was read when this returns.
+
+    Raises:
+        LayoutError: the descriptor is not pitched row-major or does not fit, or the sizes differ.
+        StorageHandleNotFound: the buffer has no memory.
+        DriverError: the copy was refused. Nothing is retained in any of these cases.
+    """
+    source = readable_bytes(data)
+    if source.nbytes != descriptor.nbytes:
+        raise LayoutError(
+            "data of a write",
+            got=f"{source.nbytes} bytes",
+            expected=f"{descriptor.nbytes}, as its descriptor says",
+        )
+    told = Progress.of(progress, source.nbytes, lane.failures)
+    if source.nbytes:
+        shape = descriptor.copy_shape
+        operand = checked_operand(lane, descriptor)
+        _send(lane, descriptor.buffer, operand, shape, source, journal, told)
+
+
+def fill(lane: Lane, buffer: Buffer, source: npt.NDArray[np.uint8], progress: Report | None = None) -> None:
+    """:func:`write_to_gpu` of all of a buffer, from as many bytes."""
+    told = Progress.of(progress, source.nbytes, lane.failures)
+    if source.nbytes:
+        shape = CopyShape(source.nbytes, 1, source.nbytes)
+        _send(lane, buffer, operand_of(buffer, lane.place), shape, source, None, told)
+
+
+def _send(
+    lane: Lane,
+    array: Any,
+    operand: Operand,
+    shape: CopyShape,
+    source: npt.NDArray[np.uint8],
+    journal: Journal | None,
+    told: Progress | None,
+) -> None:
+    """Enqueue what is known to fit: through memory of ours, unless the source is pinned."""
+    nbytes = source.nbytes
+    lane.refuse_other_capture("copy host bytes")
+    if lane.window is not None:  # a graph reads the bytes at every replay: they must be its own
+        _send_whole(lane, array, operand, shape, _aside(lane, source), journal)
+    elif nbytes <= Slab.LARGEST and (kind := kind_of(source)) is Source.OTHER:
+        staged, address = lane.slab.place(nbytes)
+        staged[...] = source
+        to_device(lane, array, operand, shape, address, journal)
+    else:
+        kind = kind_of(source)
+        decision = staging(nbytes, kind)
+        if kind is Source.PINNED:
+            _send_whole(lane, array, operand, shape, source, journal, told)
+            told = None  # it tells itself, when the bytes arrive
+        elif nbytes >= PIPELINE_FROM:
+            _send_in_chunks(lane, array, operand, shape, source, journal, told)
+        else:
+            _send_whole(lane, array, operand, shape, _aside(lane, source), journal)
+        if decision.flush:
+            lane.drops.flush()
+    if told is not None:
+        told.reach(nbytes)
+    lane.settle()
+
+
+def _aside(lane: Lane, source: npt.NDArray[np.uint8]) -> HostBuffer:
+    """A copy of the bytes in memory of ours."""
+    staged = lane.take_host(source.nbytes)
+    staged[...] = source
+    return staged
+
+
+def _send_whole(
+    lane: Lane,
+    array: Any,
+    operand: Operand,
+    shape: CopyShape,
+    source: npt.NDArray[np.uint8],
+    journal: Journal | None,
+    told: Progress | None = None,
+) -> None:
+    """Enqueue the copy of bytes that stay as they are until the device has read them."""
+    host = address_of(source)
+    if told is None:
+        to_device(lane, array, operand, shape, host, journal)
+    else:
+        for chunk in chunks(shape, STRIDE):
+            to_device(lane, array, operand.at(chunk.target), chunk.shape, host + chunk.source, journal)
+            told.reach_after(lane.stream.record(), chunk.source + chunk.shape.nbytes)
+    lane.hold(source, source.nbytes)
+
+
+def _send_in_chunks(
+    lane: Lane,
+    array: Any,
+    operand: Operand,
+    shape: CopyShape,
+    source: npt.NDArray[np.uint8],
+    journal: Journal | None,
+    told: Progress | None,
+) -> None:
+    """Enqueue a large copy piece by piece. If one fails, all of it counts as unwritten."""
+
+    def send(host: int, chunk: Chunk) -> None:
+        to_device(lane, array, operand.at(chunk.target), chunk.shape, host, journal)
+
+    try:
+        upload(lane, source, shape, send, told.reach if told is not None else None)
+    except BaseException as error:
+        claim(ranges([(array, operand, Access.WRITE, shape)], Access.WRITE), Failure(error))
+        raise
