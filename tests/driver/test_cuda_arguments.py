@@ -107,6 +107,21 @@ def test_handles_run_on_their_own_device(two: Fake) -> None:
     assert [call[-1] for call in script.calls] == ["on 1"] * 4
 
 
+def test_rows_35_37_38_a_foreign_context_is_neither_used_nor_lost(fake: Fake) -> None:
+    """Another library's own context is current: our calls run in the primary one, which is never given up."""
+    driver, script, runtime = fake
+    runtime.stack.append(fake_cuda.CONTEXT + 50)
+    resource = driver.gl_register_buffer(4, RegisterFlags.NONE, 0)
+    script.answers["cuGraphicsResourceGetMappedPointer"] = (0x7000, 64)
+    driver.graphics_map([resource], 0)
+    assert driver.graphics_pointer(resource) == (0x7000, 64)
+    driver.graphics_unmap([resource], 0)
+    driver.graphics_unregister(resource)
+    assert {call[-1] for call in script.calls} == {"on 0"}
+    assert runtime.stack == [fake_cuda.CONTEXT + 50]
+    assert not {name for name in script.names() if "CtxCreate" in name or "CtxRelease" in name}
+
+
 # --- memory -------------------------------------------------------------------------------------------------
 
 

@@ -108,7 +108,7 @@ def test_driver_api_out_of_memory() -> None:
     assert caught.value.requested == 1 << 40
 
 
-def test_zero_handle_is_a_failure() -> None:
+def test_row_67_zero_handle_is_a_failure() -> None:
     assert calls.nonzero(5, "cuThing") == 5
     with pytest.raises(DriverError, match="zero handle: cuThing returned"):
         calls.nonzero(0, "cuThing")

@@ -216,7 +216,7 @@ def test_use_after_unmap_is_a_hazard_and_finds_poison(sim: SimDriver) -> None:
     assert caught.value.hazards[0].first.name == "graphics_unmap"
 
 
-def test_graphics_use_of_a_mapped_object_is_a_hazard(sim: SimDriver) -> None:
+def test_row_61_graphics_use_of_a_mapped_object_is_a_hazard(sim: SimDriver) -> None:
     name, resource, stream = mapped_buffer(sim)
     sim.graphics_map([resource], stream)
     sim.fake_gl()[name].bytes[7] = 1

@@ -279,7 +279,7 @@ def test_pinned_memory_is_numpys():
 # --- ends -----------------------------------------------------------------------------------------------------
 
 
-def test_deleters_on_threads_without_a_context():
+def test_row_74_deleters_on_threads_without_a_context():
     with block_view(numbers()) as view:
         taken = [consume(view.__dlpack__(max_version=v)) for v in (None, V1) for _ in range(20)]
         taken += [consume(view.__dlpack__(max_version=V1, copy=True)) for _ in range(4)]

@@ -54,7 +54,7 @@ def test_narrow_types_travel_as_integers_of_their_size():
         ((0, 3), (12, 4), None),
     ],
 )
-def test_strides_are_none_exactly_when_contiguous(shape, strides, seen):
+def test_row_27_strides_are_none_exactly_when_contiguous(shape, strides, seen):
     fields = cuda_array_interface(0x1000, Layout.of(shape, "f4", strides), stream=None)
     assert fields["strides"] == seen
     assert fields["data"] == (0x1000 if 0 not in shape else 0, False)

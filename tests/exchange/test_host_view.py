@@ -135,7 +135,7 @@ def test_strides_that_cut_elements():
             cut.__dlpack__(max_version=V1)
 
 
-def test_negative_strides_never_become_a_view():
+def test_row_26_negative_strides_never_become_a_view():
     with pytest.raises(LayoutError, match="negative"):
         Layout((3,), (-4,), "f4")
 

@@ -256,7 +256,9 @@ def test_records_from_several_threads_keep_the_largest(owner: Owner, handle: Cud
 
 
 # --- timeout --------------------------------------------------------------------------------------------------------
-def test_A8_timeout_polls_the_owner_before_anything_is_queued(owner: Owner, handle: CudaHandle) -> None:
+def test_A8_row_59_timeout_polls_the_owner_before_anything_is_queued(
+    owner: Owner, handle: CudaHandle
+) -> None:
     handle.record_write(1)
     before = owner.driver.inventory()
     start = time.monotonic()

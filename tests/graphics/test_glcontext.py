@@ -414,7 +414,7 @@ def test_reports_44_a_device_that_is_not_there_lists_those_that_are(ordinal: int
         assert words in text
 
 
-def test_a_gpu_that_turns_out_to_be_another_is_refused_and_its_context_freed(
+def test_row_43_a_gpu_that_turns_out_to_be_another_is_refused_and_its_context_freed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """EGL may not tell a UUID; OpenGL then does, once the context is current."""

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gl
 
 
 @pytest.mark.parametrize("code", sorted(diagnose.MEANINGS))
-def test_every_code_gets_findings(driver: Driver, context: GlContext, code: int) -> None:
+def test_rows_49_54_every_code_gets_findings(driver: Driver, context: GlContext, code: int) -> None:
     with fail("gl_register_image", persistent=True, code=code), pytest.raises(DriverError) as caught:
         cuglue.register_texture(make_texture(8, 8))
     found = caught.value.findings

@@ -338,7 +338,7 @@ class RoutedSubject:
 
 
 @pytest.mark.gl
-def test_A3_registering_mapping_and_closing_run_on_one_thread(driver: Driver) -> None:
+def test_A3_row_33_registering_mapping_and_closing_run_on_one_thread(driver: Driver) -> None:
     """Whoever calls: here four threads, of which none has the context."""
     seen: set[int] = set()
     methods = ("gl_register_image", "graphics_map", "graphics_array", "graphics_unmap", "graphics_unregister")
@@ -437,7 +437,7 @@ def test_another_context_current_is_named(driver: Driver, context: GlContext) ->
 
 
 @pytest.mark.gl
-def test_A3_a_context_that_is_gone_takes_its_registrations(driver: Driver) -> None:
+def test_A3_row_63_a_context_that_is_gone_takes_its_registrations(driver: Driver) -> None:
     context = headless()
     handle = cuglue.register_texture(make_texture(8, 8), ops=context.ops)
     live = handle.map_mut()
@@ -606,7 +606,9 @@ next(kept)
 @pytest.mark.parametrize(
     ("program", "printed"), [(AT_EXIT, ["448", "0"]), (AFTER_THE_END, [])], ids=["atexit", "finalizing"]
 )
-def test_handles_work_in_atexit_functions_and_are_quiet_after(program: str, printed: list[str]) -> None:
+def test_rows_65_66_handles_work_in_atexit_functions_and_are_quiet_after(
+    program: str, printed: list[str]
+) -> None:
     """The main thread counts as ended already when ``atexit`` runs; generators are closed later still."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=60

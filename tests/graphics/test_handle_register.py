@@ -292,7 +292,7 @@ def test_the_renderer_here_is_seen_for_what_it_is(context: GlContext) -> None:
 
 
 @pytest.mark.parametrize(("rendering", "wanted"), [((), None), ((), 0), ((1,), 0)])
-def test_rows_41_45_47_another_gpu_renders(
+def test_rows_41_42_45_46_47_50_another_gpu_renders(
     context: GlContext, monkeypatch: pytest.MonkeyPatch, rendering: tuple[int, ...], wanted: int | None
 ) -> None:
     software(monkeypatch, False)
@@ -322,7 +322,7 @@ def test_the_device_that_renders_is_the_one_that_maps(
 # --- what the driver refuses -----------------------------------------------------------------------------------
 
 
-def test_surface_access_that_is_refused_is_done_without(driver: Driver, context: GlContext) -> None:
+def test_row_60_surface_access_that_is_refused_is_done_without(driver: Driver, context: GlContext) -> None:
     """And the driver's copy takes over, observably."""
     name = make_texture(640, 480)
     pixels = np.random.default_rng(0).integers(0, 256, (480, 640, 4), np.uint8)

@@ -148,7 +148,7 @@ def test_maps_leave_nothing_behind(driver: Driver, context: GlContext, streams: 
     maps(driver, streams, 800)
 
 
-def test_registrations_leave_nothing_behind(driver: Driver, context: GlContext) -> None:
+def test_row_69_registrations_leave_nothing_behind(driver: Driver, context: GlContext) -> None:
     registrations(driver, 200)
 
 
@@ -158,5 +158,5 @@ def test_100_000_maps_leave_nothing_behind(driver: Driver, context: GlContext, s
 
 
 @pytest.mark.gpu
-def test_2_000_registrations_leave_nothing_behind(driver: Driver, context: GlContext) -> None:
+def test_row_69_2_000_registrations_leave_nothing_behind(driver: Driver, context: GlContext) -> None:
     registrations(driver, 2000)

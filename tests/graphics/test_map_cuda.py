@@ -253,7 +253,7 @@ def test_unannounced_readers_are_joined(driver: Driver, cp: Any, torch: Any) -> 
         latch.close()
 
 
-def test_unannounced_readers_come_after_the_map(driver: Driver, cp: Any, torch: Any) -> None:
+def test_row_78_unannounced_readers_come_after_the_map(driver: Driver, cp: Any, torch: Any) -> None:
     """The map's own stream is held when PyTorch reads: it gets the picture, not what the memory held before."""
     pixels, name = picture(), make_texture(640, 480)
     with cuglue.register_texture(name) as image:

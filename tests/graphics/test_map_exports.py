@@ -142,7 +142,7 @@ def test_the_cuda_array_interface_is_each_readers_own_and_ends_with_the_map(
         m.__cuda_array_interface__  # noqa: B018 - a property
 
 
-def test_readonly_maps_say_so(driver: Driver) -> None:
+def test_row_79_readonly_maps_say_so(driver: Driver) -> None:
     with registered_texture(driver) as subject, subject.handle.map(readonly=True) as m:
         assert m.readonly
         assert not np.asarray(m).flags.writeable
@@ -185,7 +185,7 @@ KEEP = {
 
 
 @pytest.mark.parametrize("how", KEEP)
-def test_an_array_of_a_buffer_kept_past_the_end_warns_with_its_line(driver: Driver, how: str) -> None:
+def test_row_73_an_array_of_a_buffer_kept_past_the_end_warns_with_its_line(driver: Driver, how: str) -> None:
     with registered_buffer(driver) as subject:
         m = subject.handle.map()
         kept, made_at = KEEP[how](m), line()
@@ -235,7 +235,7 @@ def test_strict_mode_keeps_the_body_s_error(driver: Driver, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("how", KEEP)
-def test_an_array_of_an_image_outlives_the_map_and_the_handle(driver: Driver, how: str) -> None:
+def test_row_73_an_array_of_an_image_outlives_the_map_and_the_handle(driver: Driver, how: str) -> None:
     """It is a copy, and memory of its own from then on."""
     with registered_texture(driver) as subject:
         expected = np.arange(subject.handle.size).astype("u1")

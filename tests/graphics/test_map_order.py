@@ -142,7 +142,7 @@ def test_A15_leaving_is_ordered_after_the_current_stream(
 
 
 @BOTH
-def test_A15_leaving_waits_for_consumers_that_were_announced(
+def test_A15_row_76_leaving_waits_for_consumers_that_were_announced(
     driver: SimDriver, context: GlContext, registered: Any
 ) -> None:
     """As an export announces them."""

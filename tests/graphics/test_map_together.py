@@ -52,7 +52,7 @@ def handles(subjects: Subjects) -> list[Any]:
     return [subject.handle for subject in subjects]
 
 
-def test_one_call_each_way(driver: Driver, subjects: Subjects) -> None:
+def test_row_80_one_call_each_way(driver: Driver, subjects: Subjects) -> None:
     with trace(only=CALLS) as calls:
         with cuglue.map_all(handles(subjects)) as maps:
             assert [c.method for c in calls] == ["graphics_map"]

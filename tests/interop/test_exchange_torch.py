@@ -202,7 +202,7 @@ def test_a_refusal_comes_through():
         view.export_owner.block.state = cuglue.BlockState.LIVE
 
 
-def test_managed_and_pinned_memory_say_a_type_that_pytorch_takes():
+def test_row_62_managed_and_pinned_memory_say_a_type_that_pytorch_takes():
     with block_view(numbers(), memory_type=MemoryType.PINNED) as view:
         assert view.torch().device.type == "cpu"
     with block_view(numbers(), memory_type=MemoryType.MANAGED) as view:

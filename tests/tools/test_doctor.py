@@ -89,12 +89,12 @@ def test_hybrid_laptop_gets_the_two_variables():
     assert "__NV_PRIME_RENDER_OFFLOAD=1 __GLX_VENDOR_LIBRARY_NAME=nvidia" in way
 
 
-def test_wsl_is_named():
+def test_row_52_wsl_is_named():
     way = verdicts(system={"wsl": True}, opengl=LLVMPIPE)["OpenGL renders on the CUDA device"].way_out
     assert "WSL2" in way
 
 
-def test_a_library_that_is_missing_is_found_by_loading():
+def test_row_58_a_library_that_is_missing_is_found_by_loading():
     assert doctor.library_state("libc.so.6") == "loads"
     assert doctor.library_state("libsurely-not-there.so.9").startswith("missing (")
 

@@ -70,6 +70,7 @@ class Fence(Owned):
         self._semaphore = semaphore
         self._completed = completed
         self._uses: dict[Stream, int] = {}
+        self._retired = False
         self._own()
         self._created_at = "{}:{}".format(*call_site())
 
@@ -147,7 +148,8 @@ class Fence(Owned):
         return where
 
     def _close(self) -> None:
-        self._retire()
+        if not self._retired:  # closing that failed is repeated: the queue has the semaphore since
+            self._retire()
         self.state.retire.drain()
 
     def _forgotten(self) -> None:
@@ -155,6 +157,7 @@ class Fence(Owned):
 
     def _retire(self) -> None:
         """Give the semaphore back once what was queued on it is done: destroying it under a wait is undefined."""
+        self._retired = True
         destroy, semaphore = self.state.driver.semaphore_destroy, self._semaphore
         self.state.retire.push(tuple(self._uses.items()), lambda: destroy(semaphore))
 

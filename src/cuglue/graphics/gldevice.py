@@ -34,6 +34,7 @@ def device_of_context(driver: Driver, device: int | None, what: str) -> DeviceSt
             f"registering {what}",
             got=f"the {driver.name} driver without OpenGL interop",
             expected="a driver that shares memory with OpenGL",
+            hint="Under WSL there is none: run on Linux or Windows itself",
             reason="graphics_gl",
         )
     if driver.capabilities(device or 0).simulated:

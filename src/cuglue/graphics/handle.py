@@ -190,7 +190,7 @@ class CudaHandle(HandleMakers, Owned):
         Ordering: only enqueues on a CUDA device; blocks the host on the simulated one. Raises: as :meth:`map`.
         """
         where = self._stream(stream)
-        with _whole(self.map(where)) as m:
+        with unseen(self.map(where)) as m:
             return take(m, flip=flip)
 
     def write(self, array: Any, stream: Any = None, *, flip: bool = False) -> None:
@@ -208,7 +208,7 @@ class CudaHandle(HandleMakers, Owned):
         """
         check(array, self.shape, self.dtype, self)
         where = self._stream(stream)
-        with _whole(self.map_mut(where, overwrite=True)) as m:
+        with unseen(self.map_mut(where, overwrite=True)) as m:
             try:
                 fill(m, array, flip=flip)
             except BaseException:
@@ -267,7 +267,9 @@ class CudaHandle(HandleMakers, Owned):
         backing.state.retire.drain()
         if timeout is not None and backing.writes is not None:
             backing.writes.poll(timeout, self)
-        return self._call(self._life.map, where, wish)
+        m = self._call(self._life.map, where, wish)
+        m.handle = self
+        return m
 
     def _allowed(self, wish: Wish) -> Wish:
         """``wish`` as far as the handle is open and was registered for it."""
@@ -337,7 +339,7 @@ class CudaHandle(HandleMakers, Owned):
 
 
 @contextmanager
-def _whole(m: CudaMap) -> Iterator[CudaMap]:
+def unseen(m: CudaMap) -> Iterator[CudaMap]:
     """A map that the caller never sees: where it cannot be left, that is done before the object's next call."""
     try:
         with m:

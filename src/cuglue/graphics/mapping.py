@@ -38,12 +38,13 @@ class CudaMap(MapUsers):
     Attributes:
         stream: the stream the map is ordered on; work queued there needs no further order.
         writable: True if leaving publishes what was written.
+        handle: what was mapped; a live map keeps it, and with it the owner of the object that it may keep.
 
     Ownership: arrays made from a map keep it, and with it the memory if that outlives the map (images); of memory
     that goes away (buffers) they must be dropped before the map is left.
     """
 
-    __slots__ = ("__weakref__", "_hidden", "_life", "_process", "_state", "published", "writable")
+    __slots__ = ("__weakref__", "_hidden", "_life", "_process", "_state", "handle", "published", "writable")
 
     def __init__(self, life: Life, share: Share, stream: Stream, *, writable: bool, readonly: bool) -> None:
         """Made by a handle's ``map()`` and ``map_mut()``.
@@ -60,6 +61,7 @@ class CudaMap(MapUsers):
         self._state = MapState.LIVE
         self._process = process.life
         self._hidden = False  # out of the caller's reach: nobody could have left it
+        self.handle: object = None
         self.writable = writable
         self.published = False
 
@@ -247,7 +249,9 @@ class CudaMap(MapUsers):
     def advance(self, event: str) -> None:
         """Move along the table of map states."""
         self._state = step(MAP, self._state, event, self)
-        self._interface = None  # whoever asks again is told that the map was left
+        if self._state is MapState.RELEASED:
+            self.handle = None  # last, so that its owner outlives the hand-over
+            self._interface = None  # whoever asks again is told that the map was left
 
     def __del__(self) -> None:
         if (

@@ -20,7 +20,7 @@ from ..formats import Format, Packing, by_name, tight_geometry
 from ..layout import Layout, contiguous_strides
 from ..lifecycle import leave
 from .fences import check_value
-from .handle import CudaHandle
+from .handle import CudaHandle, unseen
 from .mapping import CudaMap
 from .parts import CudaClientParts
 
@@ -139,7 +139,7 @@ class Tensor:
         self._host_maps += 1
         try:
             if self._cuda is not None:
-                with self._cuda.map(stream) as m:
+                with unseen(self._cuda.map(stream)) as m:
                     self._copy(m, CopyKind.D2H)
             array = self._array()
             array.flags.writeable = not readonly
@@ -150,7 +150,8 @@ class Tensor:
                 raise
             finally:
                 if self._cuda is not None and not readonly:
-                    with self._cuda.map_mut(stream, overwrite=self._cuda.size == self.nbytes) as m:
+                    overwrite = self._cuda.size == self.nbytes
+                    with unseen(self._cuda.map_mut(stream, overwrite=overwrite)) as m:
                         self._copy(m, CopyKind.H2D)
         finally:
             self._host_maps -= 1

@@ -93,7 +93,9 @@ class _Group:
             map_together(registrations, stream)
         self._held = registrations
         for handle, wish in self._chosen:
-            self.maps.append(handle._life.map(stream, wish))
+            m = handle._life.map(stream, wish)
+            m.handle = handle
+            self.maps.append(m)
 
     def leave(self, errors: list[BaseException]) -> None:
         """Leave the maps and hand the objects back, but for those that somebody else has mapped still.
