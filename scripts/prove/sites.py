@@ -25,7 +25,7 @@ CALLS: dict[str, tuple[str, ...]] = {
         "cover", "event_record", "context_record", "semaphore_signal", "record", "note_consumer", "note_cai_reader",
     ),
     "use": ("prepare", "finish", "submit", "record_block_use", "prepare_block_use", "finish_block_use"),
-    "retire": ("push", "forget", "keep", "drain", "run_forgotten", "give_event"),
+    "retire": ("push", "forget", "keep", "drain", "run_forgotten", "run_one", "give_event"),
     "pin": ("pin", "unpin"),
     "publish": ("publish",),
     "lease": ("issue", "check_leave", "check_exportable", "own"),

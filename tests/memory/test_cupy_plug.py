@@ -855,7 +855,7 @@ def test_an_overridden_allocate_is_not_passed_by(driver: Any) -> None:
 def test_access_by_id_reaches_the_block_of_an_array(driver: Any) -> None:
     resource = AsyncCudaResource()
     pointer = resource.malloc(64)
-    block: Any = pointer.mem
+    block: Any = block_of(pointer.mem)
     other = cuglue.as_stream(new_stream())
     resource.prepare_block_use(block.id, other, Access.WRITE)
     resource.finish_block_use(block.id, other, Access.WRITE)

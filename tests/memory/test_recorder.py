@@ -38,6 +38,7 @@ from cuglue.errors import (
 )
 from cuglue.exchange import ArrayView, BlockOwner
 from cuglue.layout import Layout
+from cuglue.memory.cupy_plug import block_of
 from cuglue.memory.lookup import block_at, block_behind
 
 READ, WRITE = Access.READ, Access.WRITE
@@ -509,7 +510,7 @@ def test_any_view_of_an_array(resource: Any) -> None:
     with resource.as_cupy_allocator():
         array = cupy.ndarray((8, 8), "f4")
         assert block_behind(cupy.ndarray(0, "f4")) is None
-    block = array.data.mem
+    block = block_of(array.data.mem)
     for view in (
         array,
         array[2:, ::2],
@@ -528,7 +529,7 @@ def test_arrays_made_of_arrays(resource: Any) -> None:
     """Through the owner that CuPy was given, as many times as it was given one."""
     with resource.as_cupy_allocator():
         array = cupy.ndarray(64, "u1")
-    block = array.data.mem
+    block = block_of(array.data.mem)
     for _ in range(3):
         memory = cupy.cuda.UnownedMemory(array.data.ptr, array.nbytes, array, 0)
         array = cupy.ndarray(64, "u1", memptr=cupy.cuda.MemoryPointer(memory, 0))

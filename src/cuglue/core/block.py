@@ -54,10 +54,10 @@ class BlockLife:
     tag: str
     taint: object
 
-    def begin(self, stream: Stream, seq: int, tag: str) -> None:
+    def begin(self, stream: Stream, seq: int, tag: str, generation: int = 0) -> None:
         """Start the life: usable on ``stream`` after its first ``seq`` operations (0: at once, everywhere)."""
         self.stream = stream
-        self.generation = next_generation()
+        self.generation = generation or next_generation()
         self.state = _LIVE
         self.pins = 0
         self.write_stream = stream
@@ -191,11 +191,13 @@ class Block(BlockLife):
 
     __slots__ = (*BLOCK_SLOTS, "device_id", "ptr", "size")
 
-    def __init__(self, ptr: int, size: int, stream: Stream, seq: int = 0, tag: str = "untagged") -> None:
+    def __init__(
+        self, ptr: int, size: int, stream: Stream, seq: int = 0, tag: str = "untagged", generation: int = 0
+    ) -> None:
         self.ptr = ptr
         self.size = size
         self.device_id = stream.device
-        self.begin(stream, seq, tag)
+        self.begin(stream, seq, tag, generation)
 
     def __repr__(self) -> str:
         return (

@@ -11,7 +11,8 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CaptureError, raise_together
 from . import process
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from .stream import Stream
 
 Use = tuple["Stream", int]
+#: What a finaliser leaves: something to call, or a list whose first item is to be called with the list.
+Left = Callable[[], None] | list[Any]
 _log = logging.getLogger(__name__)
 
 
@@ -48,8 +51,8 @@ class RetireQueue:
 
     def __init__(self, state: DeviceState) -> None:
         #: What finalisers left. An allocation sees with one test that there is nothing.
-        self.forgotten: deque[Callable[[], None]] = deque()
-        self._deferred: deque[Callable[[], None]] = deque()  # of these, what a capture is in the way of
+        self.forgotten: deque[Left] = deque()
+        self.deferred: deque[Left] = deque()  # of these, what a capture is in the way of
         self._state = state
         self._life = process.life
         self._inbox: deque[Retired] = deque()
@@ -75,7 +78,7 @@ class RetireQueue:
         """
         self._inbox.append(Retired(tuple(uses), action, nbytes, thread))
 
-    def forget(self, action: Callable[[], None]) -> None:
+    def forget(self, action: Left) -> None:
         """Run ``action`` at the next drain. The one call a finaliser may make."""
         self.forgotten.append(action)
 
@@ -87,35 +90,44 @@ class RetireQueue:
         """
         if self._life is not process.life:
             return  # a forked child: everything belongs to the parent
-        if self._deferred and not self._state.capturing:
+        if self.deferred and not self._state.capturing:
             self._resume()
         while self.forgotten:
             try:
                 action = self.forgotten.popleft()
             except IndexError:
                 return  # another thread was quicker
-            try:
-                action()
-            except CaptureError:
-                self._deferred.append(action)
-            except Exception as error:  # noqa: BLE001 - kept, and reported by drain
-                # As text: a log record with the exception would keep frames alive, and with them arrays.
-                _log.warning("giving back memory failed, it is tried again: %s", str(error))
-                self._inbox.append(Retired((), action, 0, None))
-            except BaseException:
-                self.forgotten.append(action)
-                raise
+            self.run_one(action)
+
+    def run_one(self, action: Left) -> None:
+        """Run one thing that a finaliser left, or keep it."""
+        try:
+            _call(action)
+        except BaseException as error:  # noqa: BLE001 - kept, and raised if that is due
+            self.keep(action, error)
+
+    def keep(self, action: Left, error: BaseException) -> None:
+        """Keep what failed with ``error`` for another attempt; raises what is no ``Exception``."""
+        if isinstance(error, CaptureError):
+            self.deferred.append(action)
+        elif isinstance(error, Exception):
+            # As text: a log record with the exception would keep frames alive, and with them arrays.
+            _log.warning("giving back memory failed, it is tried again: %s", str(error))
+            self._inbox.append(Retired((), partial(_call, action), 0, None))
+        else:
+            self.forgotten.append(action)
+            raise error
 
     def _resume(self) -> None:
         """What was deferred may run again, before what came later."""
         try:
-            while self._deferred:
-                self.forgotten.appendleft(self._deferred.pop())
+            while self.deferred:
+                self.forgotten.appendleft(self.deferred.pop())
         except IndexError:
             pass  # another thread was quicker
 
     def __len__(self) -> int:
-        return len(self.forgotten) + len(self._deferred) + len(self._inbox) + len(self._waiting)
+        return len(self.forgotten) + len(self.deferred) + len(self._inbox) + len(self._waiting)
 
     @property
     def bytes_waiting(self) -> int:
@@ -134,7 +146,7 @@ class RetireQueue:
             SeveralErrors: two or more actions or waits failed; a single error is raised as it is.
         """
         if (
-            not self.forgotten and not self._deferred and not self._inbox and not self._waiting
+            not self.forgotten and not self.deferred and not self._inbox and not self._waiting
         ) or self._life is not process.life:
             return 0
         me = threading.get_ident()
@@ -178,15 +190,22 @@ class RetireQueue:
         while self._inbox:
             into.append(self._inbox.popleft())
             found = True
-        for queue in self._deferred, self.forgotten:
+        for queue in self.deferred, self.forgotten:
             while queue:
                 try:
                     action = queue.popleft()
                 except IndexError:  # another thread ran it
                     break
-                into.append(Retired((), action, 0, None))
+                into.append(Retired((), partial(_call, action), 0, None))
                 found = True
         return found
+
+
+def _call(action: Left) -> None:
+    if isinstance(action, list):
+        action[0](action)
+    else:
+        action()
 
 
 def _wait(item: Retired) -> None:

@@ -5,15 +5,20 @@ Owns the forwarding (contracts B28). Must not know what any decorator does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.block import BlockId, BlockLife
 from ..core.stream import Stream
 from ..driver.protocol import Access, Driver
 from ..errors import CuglueError, OutOfBounds, UsageError
 from ..lifecycle import BlockState
-from .resource import BudgetSnapshot, DeviceMemoryResource, LayeredResource, entry
+from .resource import BudgetSnapshot, DeviceMemoryResource, LayeredResource, entry, keeps
+
+if TYPE_CHECKING:
+    from .entries import Entry
+    from .hot import Way
 
 _LIVE = BlockState.LIVE
 
@@ -55,6 +60,13 @@ class Adaptor(LayeredResource):
         except CuglueError as second:  # nobody else knows of it: the next drain tries again
             error.add_note(f"giving the memory back failed too: {second}")
             block.stream.state.retire.forget(partial(self._give, block))
+
+    def _way_below(self, cls: type, take_back: Callable[[Entry], None]) -> Way | None:
+        """What a decorator of class ``cls`` wraps; None if a subclass of it changes more, or below is the long way."""
+        below = self.upstream
+        if isinstance(below, LayeredResource) and keeps(self, cls, "_allocate", "_deallocate", "_given"):
+            return below._way(take_back)
+        return None
 
     # --- forwarded ----------------------------------------------------------------------------------------------
     @property

@@ -100,6 +100,13 @@ class UnderBlock(DeviceBlock):
     __slots__ = ()
 
 
+class ArrayBlock(DeviceBlock):
+    """The block behind a CuPy array, for whoever asks for it. The array gives it back."""
+
+    __slots__ = ()
+    PLAIN = True
+
+
 def handed_out(blocks: Iterable[BlockLife]) -> list[DeviceBlock]:
     """Those that a caller of ``allocate`` has to give back: no memory of arrays, nor below another layer."""
     return [b for b in blocks if isinstance(b, DeviceBlock) and not (isinstance(b, UnderBlock) or b.PLAIN)]

@@ -11,16 +11,22 @@ from __future__ import annotations
 import gc
 import threading
 from collections import deque
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+from ..core.block import next_generation
 from ..core.device import device_state
 from ..core.stream import Stream
-from ..errors import ClosedError, CuglueError, DriverError, OutOfBudget, OutOfMemory
-from ..lifecycle import BlockState, leave
+from ..errors import CuglueError, DriverError, OutOfBudget, OutOfMemory
+from ..lifecycle import BlockState
 from .adaptor import Adaptor
-from .block import UNTAGGED, DeviceBlock, as_size
+from .block import as_size
 from .cupy_plug import cupy_error
+from .desks import Desk, Home
+from .entries import Entry
+from .hot import Way
+from .reservation import BudgetReservation
 from .resource import BudgetSnapshot, DeviceMemoryResource
 
 _NOT_FREE_YET = (BlockState.RETIRED, BlockState.QUARANTINED)
@@ -50,6 +56,8 @@ class GlobalDeviceBudget(Adaptor):
         self._ledger: dict[int, int] = {}  # by generation: the bytes charged for a live block
         self._pending: deque[tuple[Any, int]] = deque()  # given back and still charged
         self._settle_at = _SETTLE_ABOVE
+        self._desks: list[Desk] = []  # of the allocator functions over this budget
+        self._given_by_arrays = 0  # bytes given back there and still charged
         self._settling = threading.RLock()  # who goes through what is pending; others only append
         self._returned: deque[int] = deque()  # of reservations that were dropped; finalisers append
 
@@ -100,6 +108,44 @@ class GlobalDeviceBudget(Adaptor):
         self._ledger[block.generation] = size
         return block
 
+    def _way(self, take_back: Callable[[Entry], None]) -> Way | None:
+        way = self._way_below(GlobalDeviceBudget, take_back)
+        if way is None:
+            return None
+        desk, take_below, give_below = way
+        self._desks.append(desk)
+        limit, ledger = self._limit, self._ledger
+
+        def take(nbytes: int, home: Home) -> Entry:
+            reserved = self._reserved + nbytes
+            if reserved <= limit:
+                self._reserved = (
+                    reserved  # no call since it was read: CPython switches threads only at calls and loops
+                )
+            else:
+                self._claim(nbytes)
+            try:
+                try:
+                    entry = take_below(nbytes, home)
+                except OutOfMemory as error:
+                    entry = self._once_more(error, home.stream, partial(take_below, nbytes, home))
+            except BaseException:
+                self._discharge(nbytes)
+                raise
+            generation = entry[5] = entry[5] or next_generation()
+            ledger[generation] = nbytes
+            return entry
+
+        def give(entry: Entry) -> None:
+            try:
+                give_below(entry)
+            finally:
+                if not entry[1]:
+                    nbytes = ledger.pop(entry[5])
+                    self._given_by_arrays += nbytes
+
+        return Way(desk, take, give)
+
     def _given(self, block: Any) -> None:
         size = self._ledger.pop(block.generation, None)
         if size is None:
@@ -117,17 +163,22 @@ class GlobalDeviceBudget(Adaptor):
         """A block from upstream; where the device has no memory, once more after pending frees."""
         try:
             return self._take(nbytes, stream, tag, kind)
-        except OutOfBudget:
-            raise  # a budget below has tried that
         except OutOfMemory as error:
-            if stream.capturing:
-                raise
+            return self._once_more(error, stream, partial(self._take, nbytes, stream, tag, kind))
+
+    def _once_more(self, error: OutOfMemory, stream: Stream, again: Callable[[], Any]) -> Any:
+        """What ``again`` gives after pending frees; ``error`` if there is no sense in that."""
+        try:
+            if isinstance(error, OutOfBudget) or stream.capturing:  # a budget below has tried that
+                raise error
             try:
                 self.upstream.reap_pending()
             except CuglueError as second:
                 error.add_note(f"waiting for pending frees failed too: {second}")
                 raise error from second
-        return self._take(nbytes, stream, tag, kind)
+            return again()
+        finally:
+            del error  # else it and this frame keep each other alive
 
     # --- room ---------------------------------------------------------------------------------------------------
     def _claim(self, nbytes: int) -> None:
@@ -167,6 +218,7 @@ class GlobalDeviceBudget(Adaptor):
         """Whether only pending frees are in the way: other threads took the room that was waited for."""
         with self._settling:
             pending = sum(size for block, size in list(self._pending) if block.state in _NOT_FREE_YET)
+            pending += self._given_by_arrays
             return pending > 0 and self._reserved - pending + nbytes <= self._limit
 
     def _try_claim(self, nbytes: int) -> bool:
@@ -201,6 +253,12 @@ class GlobalDeviceBudget(Adaptor):
     def _settle(self) -> None:
         """Discharge what is free by now. Other threads may free meanwhile."""
         with self._settling:
+            # Read before what is pending: others add to that first.
+            given = self._given_by_arrays
+            free = given - sum(desk.pending for desk in self._desks) if given else 0
+            if free > 0:
+                self._given_by_arrays -= free
+                self._discharge(free)
             for _ in range(len(self._pending)):
                 try:
                     block, size = self._pending.popleft()
@@ -214,7 +272,8 @@ class GlobalDeviceBudget(Adaptor):
             self._discharge(self._returned.popleft())
         if self._before:
             with self._lock:
-                own = sum(self._ledger.values()) + sum(size for _, size in list(self._pending))
+                own = sum(list(self._ledger.values())) + sum(size for _, size in list(self._pending))
+                own += self._given_by_arrays
                 gone = self._before - max(0, self.upstream.bytes_outstanding - own)
                 if gone > 0:
                     self._before -= gone
@@ -232,72 +291,6 @@ class GlobalDeviceBudget(Adaptor):
         size = as_size(nbytes)
         self._claim(size)
         return BudgetReservation(self, size)
-
-
-class BudgetReservation:
-    """Bytes of a budget, charged already. Made by :meth:`GlobalDeviceBudget.reserve`."""
-
-    def __init__(self, budget: GlobalDeviceBudget, nbytes: int) -> None:
-        self._budget = budget
-        self._lock = threading.RLock()
-        self.total = nbytes
-        self.remaining = nbytes
-        self.closed = False
-
-    def allocate(self, nbytes: int, stream: object = None, tag: str = UNTAGGED) -> DeviceBlock:
-        """A block out of the reservation; freeing it gives its bytes to the budget, not to the reservation.
-
-        Ordering: see the resource below the budget.
-
-        Raises:
-            OutOfBudget: more than is left here; ``limit`` is the reservation's total.
-            ClosedError: the rest was given back.
-        """
-        size = as_size(nbytes)
-        with self._lock:
-            if self.closed:
-                raise ClosedError(repr(self), got="allocate()", expected="an open reservation")
-            if size > self.remaining:
-                raise cupy_error(
-                    OutOfBudget(
-                        "budget reservation",
-                        current=self.total - self.remaining,
-                        requested=size,
-                        limit=self.total,
-                        hint="Reserve more",
-                    )
-                )
-            self.remaining -= size
-        budget = self._budget
-        try:
-            block: DeviceBlock = budget._obtain(size, budget._stream(stream), tag, DeviceBlock)
-        except BaseException:
-            with self._lock:
-                self.remaining += size
-            raise
-        block.resource = budget
-        return block
-
-    def close(self) -> None:
-        """Give back what was not allocated. Closing again does nothing."""
-        with self._lock:
-            rest, self.remaining, self.closed = self.remaining, 0, True
-        self._budget._discharge(rest)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        leave(self.close, error, "closing", self)
-
-    def __del__(self) -> None:
-        if not self.closed and self.remaining:
-            self._budget._returned.append(self.remaining)
-
-    def __repr__(self) -> str:
-        return f"BudgetReservation({self.total - self.remaining} of {self.total} bytes used)"
 
 
 def reserve(resource: DeviceMemoryResource, nbytes: int) -> BudgetReservation:

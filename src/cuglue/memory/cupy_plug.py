@@ -114,51 +114,85 @@ def block_types() -> tuple[type[Any], type[Any]]:
 def make_malloc(
     resource: DeviceMemoryResource, allocate: Callable[..., Any], deallocate: Callable[[Any], None]
 ) -> Malloc:
-    """CuPy's allocator over ``resource``.
+    """CuPy's allocator over ``resource``, for every resource."""
+    return make_slow_malloc(resource, make_long_way(resource, allocate, deallocate))
 
-    A closure over locals, because each look-up is paid by every temporary array of a program.
-    """
-    from cupy.cuda import MemoryPointer, UnownedMemory, runtime
 
-    block_type, adopted_type = block_types()
+def make_slow_malloc(resource: DeviceMemoryResource, long_way: Callable[[Any, Any], MemoryPointer]) -> Malloc:
+    """CuPy's allocator that goes the long way each time."""
+    from cupy.cuda import runtime
+
     driver, device = resource.driver, resource.device
-    state = device_state(driver, device)
-    capabilities = state.capabilities
-    streams, retire = state.streams, state.retire
-    forgotten = retire.forgotten
-    several_devices = not capabilities.simulated and driver.device_count() > 1
-    empty = UnownedMemory(0, 0, None, device)
+    several_devices = has_several_devices(resource)
     life = process.life
 
     def malloc(nbytes: int) -> MemoryPointer:
-        if forgotten:
-            retire.run_forgotten()
-        if nbytes.__class__ is not int or nbytes <= 0:
-            nbytes = as_size(nbytes)
-            if nbytes == 0:
-                return MemoryPointer(empty, 0)
         if several_devices and runtime.getDevice() != device:
             raise wrong_current_device(resource, runtime.getDevice())
-        # The current stream, matched to its record without the questions that as_stream asks.
         try:
             current = driver.stream_current(device)
-            found = streams.get(current.ptr)
-        except AttributeError:
-            found = None  # a default stream, by its number
         except Exception:
             if process.life is not life:
                 raise process.forked_child(resource) from None
             raise
+        return long_way(current, nbytes)
+
+    return malloc
+
+
+def make_long_way(
+    resource: DeviceMemoryResource,
+    allocate: Callable[..., Any],
+    deallocate: Callable[[Any], None],
+    seen: Callable[[Stream], None] | None = None,
+) -> Callable[[Any, Any], MemoryPointer]:
+    """``(current stream, bytes)`` to a pointer, for whatever stream and size.
+
+    A closure over locals, because each look-up is paid by every temporary array of a program.
+
+    Args:
+        resource: whose memory it is.
+        allocate, deallocate: its two calls.
+        seen: told of the stream after an allocation.
+    """
+    from cupy.cuda import MemoryPointer, UnownedMemory
+
+    block_type, adopted_type = block_types()
+    driver, device = resource.driver, resource.device
+    state = device_state(driver, device)
+    streams, retire = state.streams, state.retire
+    forgotten = retire.forgotten
+    empty = UnownedMemory(0, 0, None, device)
+
+    def long_way(current: Any, nbytes: Any) -> MemoryPointer:
+        if forgotten:
+            retire.run_forgotten()
+        size: int = as_size(nbytes)
+        if size == 0:
+            return MemoryPointer(empty, 0)
+        # The current stream, matched to its record without the questions that as_stream asks.
+        try:
+            found = streams.get(current.ptr)
+        except AttributeError:
+            found = None  # a default stream, by its number
         stream = found() if found is not None else None
         if stream is None or stream.owner is not current:
             stream = as_stream(current, device=device, driver=driver)
-        block = allocate(nbytes, stream, UNTAGGED, block_type)
+        block = allocate(size, stream, UNTAGGED, block_type)
+        if seen is not None:
+            seen(stream)
         if block.__class__ is block_type:
             block.release = deallocate
             return MemoryPointer(block, 0)
         return MemoryPointer(adopted_type(block, deallocate, retire), 0)
 
-    return malloc
+    return long_way
+
+
+def has_several_devices(resource: DeviceMemoryResource) -> bool:
+    """Whether another device than the resource's may be current."""
+    driver = resource.driver
+    return not driver.capabilities(resource.device).simulated and driver.device_count() > 1
 
 
 class CupyTypes(NamedTuple):

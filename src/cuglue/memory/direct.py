@@ -5,11 +5,15 @@ Owns the choice between the driver's asynchronous and synchronous path. Must not
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 from ..core.stream import Stream
 from ..errors import UnsupportedError, UsageError
 from ..lifecycle import BlockState
+from .entries import Entry
+from .hot import Way, driver_way
+from .resource import keeps
 from .source import SourceResource
 from .stream_pool import StreamPool
 
@@ -65,7 +69,12 @@ class DirectCudaResource(SourceResource):
     def _get_ready(self, nbytes: int) -> None:
         super()._get_ready(nbytes)
         self._ordered = self.asynchronous
-        self._plain = self._ordered and type(self)._take is DirectCudaResource._take
+        self._plain_calls = self._ordered and keeps(self, DirectCudaResource, "_take", "_drop")
+
+    def _way(self, take_back: Callable[[Entry], None]) -> Way | None:
+        if not keeps(self, DirectCudaResource, "_take", "_drop", "_allocate", "_deallocate"):
+            return None
+        return driver_way(self, take_back, pending=False)
 
     def _take(self, nbytes: int, stream: Stream) -> int:
         if self._ordered:

@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
+from ..core.block import next_generation
 from ..core.stream import Stream
 from ..errors import UsageError
 from .adaptor import Adaptor
+from .block import UNTAGGED
+from .desks import Home
+from .entries import Entry
+from .hot import Way, give_up
 from .records import Action, AllocationRecord, Failure, Sink, failure_of, next_order
 from .resource import DeviceMemoryResource
 
+_new_record = tuple.__new__  # a named tuple's own way is a third slower
+_thread, _now = threading.get_ident, time.time_ns
 _ALLOCATE, _DEALLOCATE, _REAP = Action.ALLOCATE, Action.DEALLOCATE, Action.REAP_PENDING
 
 
@@ -59,6 +67,38 @@ class LoggingResource(Adaptor):
             raise
         self._emit(_DEALLOCATE, *identity, None)
 
+    def _way(self, take_back: Callable[[Entry], None]) -> Way | None:
+        way = self._way_below(LoggingResource, take_back)
+        if way is None:
+            return None
+        desk, take_below, give_below = way
+        emit = self._emit
+
+        def take(nbytes: int, home: Home) -> Entry:
+            try:
+                entry = take_below(nbytes, home)
+            except BaseException as error:
+                emit(_ALLOCATE, home.stream.id, None, nbytes, UNTAGGED, None, failure_of(error))
+                raise
+            generation = entry[5] = entry[5] or next_generation()
+            try:
+                emit(_ALLOCATE, home.stream.id, entry[1], nbytes, UNTAGGED, generation, None)
+            except BaseException as error:  # the sink was interrupted: nobody gets this memory
+                give_up(way, entry, error)
+                raise
+            return entry
+
+        def give(entry: Entry) -> None:
+            _, address, nbytes, home, _, generation = entry
+            try:
+                give_below(entry)
+            except BaseException as error:
+                emit(_DEALLOCATE, home.stream.id, address, nbytes, UNTAGGED, generation, failure_of(error))
+                raise
+            emit(_DEALLOCATE, home.stream.id, address, nbytes, UNTAGGED, generation, None)
+
+        return Way(desk, take, give)
+
     def reap_pending(self, *, block: bool = True) -> None:
         """Inherited."""
         try:
@@ -80,18 +120,21 @@ class LoggingResource(Adaptor):
     ) -> None:
         try:
             self.sink.emit(
-                AllocationRecord(
-                    action,
-                    self._ordinal,
-                    stream,
-                    ptr,
-                    nbytes,
-                    tag,
-                    generation,
-                    threading.get_ident(),
-                    next_order(),
-                    time.time_ns(),
-                    result,
+                _new_record(
+                    AllocationRecord,
+                    (
+                        action,
+                        self._ordinal,
+                        stream,
+                        ptr,
+                        nbytes,
+                        tag,
+                        generation,
+                        _thread(),
+                        next_order(),
+                        _now(),
+                        result,
+                    ),
                 )
             )
         except Exception:  # noqa: BLE001 - whatever a sink does, memory goes on

@@ -29,7 +29,6 @@ from ..lifecycle import leave
 
 MESSAGE_BYTES = 256
 _ELLIPSIS = "\u2026"
-_order = itertools.count(1)  # process-wide
 
 
 class Action(Enum):
@@ -86,9 +85,8 @@ class AllocationRecord(NamedTuple):
         return {**self._asdict(), "action": self.action.value, "result": result}
 
 
-def next_order() -> int:
-    """The next ``order_counter``."""
-    return next(_order)
+#: Gives the next ``order_counter``.
+next_order = itertools.count(1).__next__  # process-wide
 
 
 _KINDS: tuple[tuple[type[BaseException], str], ...] = (

@@ -25,13 +25,15 @@ from ..driver.protocol import Access
 from ..driver.registry import current_driver
 from ..errors import StreamMisuse, UsageError
 from ..lifecycle import leave
-from . import cupy_plug
+from . import cupy_plug, hot
 from .block import UNTAGGED, DeviceBlock, as_size
 from .cupy_scope import Scope
 
 if TYPE_CHECKING:
     from ..driver.protocol import Driver
     from .cupy_plug import Malloc
+    from .entries import Entry
+    from .hot import Way
 
 #: ``(nbytes, stream, tag, kind of block) -> block``, arguments resolved.
 Allocate = Callable[[int, Stream, str, Any], Any]
@@ -245,6 +247,15 @@ class LayeredResource(DeviceMemoryResource):
         else:
             owner._deallocate(found)
 
+    @cached_property
+    def malloc(self) -> Malloc:
+        """Inherited."""
+        return hot.make_malloc(self, cupy_plug.cupy_types(), *entry(self))
+
+    def _way(self, take_back: Callable[[Entry], None]) -> Way | None:
+        """How memory of arrays is allocated and freed without questions; None: it is not (see :mod:`.hot`)."""
+        return None
+
     def _look(self) -> None:
         """Count as free what the device is done with, without waiting, without a record of it."""
         self.reap_pending(block=False)
@@ -270,14 +281,23 @@ def living_resources() -> list[LayeredResource]:
 
 
 def check_block(block: object) -> Any:
-    """``block``, if it is one of any kind.
+    """``block``, if it is one of any kind; of the memory of a CuPy array, the block behind it.
 
     Raises:
         UsageError: it is something else.
     """
     if not isinstance(block, BlockLife):
+        found = cupy_plug.block_of(block)
+        if found is not None:
+            return found
         raise UsageError("block", got=repr(block), expected="a block that a resource allocated")
     return block
+
+
+def keeps(resource: LayeredResource, cls: type, *names: str) -> bool:
+    """Whether the class of ``resource`` has these methods, and the public two, as ``cls`` has them."""
+    own = type(resource)
+    return all(getattr(own, name) is getattr(cls, name) for name in (*names, "allocate", "deallocate"))
 
 
 def entry(resource: DeviceMemoryResource) -> tuple[Allocate, Deallocate]:

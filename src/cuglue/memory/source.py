@@ -35,10 +35,13 @@ from ..lifecycle import BlockState, Owned
 from . import report
 from .block import LARGEST, UnderBlock, give_back, handed_out
 from .cupy_plug import cupy_error
-from .resource import LayeredResource, living_resources
+from .desks import Desk
+from .entries import Entries
+from .resource import LayeredResource, keeps, living_resources
 from .stream_pool import StreamPool
 from .streams import refuge
 from .table import BlockTable, gone
+from .table import wrong_device as wrong_device
 
 _LIVE = BlockState.LIVE
 
@@ -48,6 +51,8 @@ def _disown() -> None:
     for resource in living_resources():
         if isinstance(resource, SourceResource):
             resource._ready = False
+            for desk in resource._desks:
+                desk.fast.clear()
 
 
 os.register_at_fork(after_in_child=_disown)
@@ -93,9 +98,10 @@ class SourceResource(Owned, LayeredResource):
             raise UsageError("stream_pool", got=repr(stream_pool), expected="a StreamPool or None")
         self._stream_pool = stream_pool
         self._table = BlockTable()
-        own = type(self)
+        self._arrays = Entries(self._table)
+        self._desks: list[Desk] = []
         #: Nobody overrides how memory is taken and dropped: then it is done here, without a call.
-        self._plain = own._take is SourceResource._take and own._drop is SourceResource._drop
+        self._plain_calls = keeps(self, SourceResource, "_take", "_drop")
         self._ready = (
             False  # one flag for whatever keeps the next allocation from going straight to the driver
         )
@@ -127,6 +133,7 @@ class SourceResource(Owned, LayeredResource):
 
     def live_blocks(self) -> list[BlockLife]:
         """Inherited."""
+        self._arrays.ask_all()
         return list(self._table)
 
     def pending_per_stream(self) -> dict[int, int]:
@@ -139,7 +146,7 @@ class SourceResource(Owned, LayeredResource):
 
     def block_at(self, address: int) -> BlockLife | None:
         """Inherited."""
-        return self._table.around(address)
+        return self._table.around(address) or self._arrays.around(address)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(device={self._device}, {self._driver.name})"
@@ -147,7 +154,12 @@ class SourceResource(Owned, LayeredResource):
     @property
     def bytes_outstanding(self) -> int:
         """Inherited."""
-        return self._table.nbytes
+        return self.live_bytes
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes handed out and not given back."""
+        return self._table.nbytes + self._arrays.nbytes
 
     def _stream(self, stream: object) -> Stream:
         if self._stream_pool is None or not isinstance(stream, int):
@@ -172,7 +184,7 @@ class SourceResource(Owned, LayeredResource):
         if stream.handle > LEGACY_STREAM and stream.capturing:
             raise self._in_capture(stream)
         try:
-            if self._plain:
+            if self._plain_calls:
                 ptr = self._driver.malloc_async(nbytes, stream.handle, self._device)
             else:
                 ptr = self._take(nbytes, stream)
@@ -273,7 +285,7 @@ class SourceResource(Owned, LayeredResource):
             else:  # gone, or of another thread: its handle must not be touched
                 stream = refuge(self._state)
                 stream.join_context()
-            if self._plain:
+            if self._plain_calls:
                 self._driver.free_async(block.ptr, stream.handle, self._device)
             else:
                 self._drop(block.ptr, stream)
@@ -298,13 +310,15 @@ class SourceResource(Owned, LayeredResource):
         live = list(self._table)
         held = handed_out(live)
         under = sum(isinstance(b, UnderBlock) for b in live)
-        arrays = len(live) - len(held) - under
+        arrays = len(live) - len(held) - under + len(self._arrays)
         errors: list[BaseException] = []
         for block in held:
             self._attempt(partial(give_back, block, self), errors)
         self._attempt(self.reap_pending, errors)
         raise_together(f"closing {self!r}", errors)
         self._ready = False
+        for desk in self._desks:
+            desk.leave()
         if held or arrays or under:
             tags = ", ".join(sorted({b.tag for b in held})) or "none"
             layers = f" and {under} held by layers over it (freed when they let go)" if under else ""
@@ -324,7 +338,7 @@ class SourceResource(Owned, LayeredResource):
 
     def _forgotten(self) -> None:
         for block in self._table:
-            self._state.retire.forget(lambda block=block: self._deallocate(block))  # type: ignore[misc]
+            self._state.retire.forget(partial(self._deallocate, block))
 
     def __del__(self) -> None:
         if not len(getattr(self, "_table", ())):
@@ -332,15 +346,3 @@ class SourceResource(Owned, LayeredResource):
         if self.closed and self._life is process.life and not sys.is_finalizing():
             self._forgotten()  # what a layer held, which is garbage too
         super().__del__()
-
-
-def wrong_device(resource: object, given: int, call: str) -> DriverError:
-    """The error for a block of another device."""
-    return DriverError(
-        f"{resource!r}: block of device {given}",
-        got=f"device {given}",
-        expected="a block of this resource's device",
-        code=101,
-        name="cudaErrorInvalidDevice",
-        call=call,
-    )

@@ -6,12 +6,16 @@ Owns the counters and their scopes. Must not know what the memory is for.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
 from ..core.stream import Stream
 from .adaptor import Adaptor
+from .desks import Home
+from .entries import Entry
+from .hot import Way
 from .resource import DeviceMemoryResource
 
 
@@ -33,56 +37,99 @@ class Statistics:
     total_count: int
 
 
+class _Counters:
+    """The counters now. Slots: they are read and written for every array."""
+
+    __slots__ = ("count", "nbytes", "peak_count", "peak_nbytes", "total_count", "total_nbytes")
+
+    def __init__(self) -> None:
+        self.count = self.nbytes = self.peak_count = self.peak_nbytes = 0
+        self.total_count = self.total_nbytes = 0
+
+
 class StatisticsResource(Adaptor):
     """Counts what goes through, on all threads."""
 
     def __init__(self, upstream: DeviceMemoryResource) -> None:
         super().__init__(upstream)
         self._lock = threading.RLock()  # re-entrant: a signal handler may allocate
-        self._bytes = self._count = self._total_bytes = self._total_count = 0
-        self._peak_bytes = self._peak_count = 0
+        self._counters = _Counters()
         self._scopes: list[StatisticsScope] = []
+        self._more, self._less = self._counting()
+
+    def _counting(self) -> tuple[Callable[[int], None], Callable[[int], None]]:
+        """What counts a block more, and a block less, of so many bytes.
+
+        There is no call from the first line to the last: CPython switches threads only at calls and loops, so that
+        nobody who counts or looks comes between, and each array saves the price of a lock twice.
+        """
+        counters, scopes, lock = self._counters, self._scopes, self._lock
+
+        def more(nbytes: int) -> None:
+            counters.total_count += 1
+            counters.total_nbytes += nbytes
+            count = counters.count = counters.count + 1
+            live = counters.nbytes = counters.nbytes + nbytes
+            if count > counters.peak_count:
+                counters.peak_count = count
+            if live > counters.peak_nbytes:
+                counters.peak_nbytes = live
+            if scopes:
+                with lock:
+                    for scope in scopes:
+                        scope._saw(live, count)
+
+        def less(nbytes: int) -> None:
+            counters.count -= 1
+            counters.nbytes -= nbytes
+
+        return more, less
 
     def _allocate(self, nbytes: int, stream: Stream, tag: str, kind: Any) -> Any:
         block = self._take(nbytes, stream, tag, kind)
-        size = block.size
-        with self._lock:
-            self._total_count += 1
-            self._total_bytes += size
-            self._count += 1
-            self._bytes += size
-            if self._count > self._peak_count:
-                self._peak_count = self._count
-            if self._bytes > self._peak_bytes:
-                self._peak_bytes = self._bytes
-            for scope in self._scopes:
-                scope._saw(self._bytes, self._count)
+        self._more(block.size)
         return block
 
     def _given(self, block: Any) -> None:
-        with self._lock:
-            self._count -= 1
-            self._bytes -= block.size
+        self._less(block.size)
+
+    def _way(self, take_back: Callable[[Entry], None]) -> Way | None:
+        way = self._way_below(StatisticsResource, take_back)
+        if way is None:
+            return None
+        desk, take_below, give_below = way
+        more, less = self._more, self._less
+
+        def take(nbytes: int, home: Home) -> Entry:
+            entry = take_below(nbytes, home)
+            more(nbytes)
+            return entry
+
+        def give(entry: Entry) -> None:
+            try:
+                give_below(entry)
+            finally:
+                if not entry[1]:
+                    less(entry[2])
+
+        return Way(desk, take, give)
 
     def statistics(self) -> Statistics:
         """The counters now."""
-        with self._lock:
-            return Statistics(
-                self._bytes,
-                self._count,
-                self._peak_bytes,
-                self._peak_count,
-                self._total_bytes,
-                self._total_count,
-            )
+        now = self._counters
+        return Statistics(
+            now.nbytes, now.count, now.peak_nbytes, now.peak_count, now.total_nbytes, now.total_count
+        )
 
     def reset(self) -> None:
         """Begin again: the peak is what is live now, the totals are 0. Open scopes go on as they were."""
+        now = self._counters
         with self._lock:
+            nbytes, count = now.total_nbytes, now.total_count
+            now.total_nbytes = now.total_count = 0  # and no call before it: others count meanwhile
+            now.peak_nbytes, now.peak_count = now.nbytes, now.count
             for scope in self._scopes:
-                scope._shift(self._total_bytes, self._total_count)
-            self._total_bytes = self._total_count = 0
-            self._peak_bytes, self._peak_count = self._bytes, self._count
+                scope._shift(nbytes, count)
 
     def scope(self) -> StatisticsScope:
         """``with resource.scope() as s:`` counts what goes through meanwhile, on all threads. Scopes may overlap."""
@@ -105,6 +152,7 @@ class StatisticsScope:
             self._result = None
             self._bytes, self._count = self._before.current_bytes, self._before.current_count
             resource._scopes.append(self)
+            self._saw(resource._counters.nbytes, resource._counters.count)  # others counted meanwhile
         return self
 
     def __exit__(

@@ -6,12 +6,18 @@ in :mod:`.uses`; what waits for what is decided by :class:`~cuglue.core.block.Bl
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
 from ..core.stream import Stream
 from ..errors import UnsupportedError, raise_together
 from ..lifecycle import BlockState
+from .desks import Home
+from .entries import Entry
+from .hot import Way, driver_way
+from .resource import keeps
 from .source import SourceResource
 from .stream_pool import StreamPool
 from .uses import TracksUses
@@ -36,18 +42,15 @@ class AsyncCudaResource(SourceResource, TracksUses):
         super().__init__(device, device_ordinal, check=check, stream_pool=stream_pool)
         self._retired: deque[Any] = deque()  # blocks given back that the device may still have
         self._reap_above = _REAP_ABOVE
+        self._reaping = threading.RLock()  # of who counts at the desks; re-entrant for signal handlers
 
     # --- accounting ---------------------------------------------------------------------------------------------
     # Counted when asked for: a counter would need a lock on every allocation, a deque's append needs none.
     @property
-    def live_bytes(self) -> int:
-        """Bytes handed out and not given back."""
-        return self._table.nbytes
-
-    @property
     def pending_free_bytes(self) -> int:
         """Bytes given back and not known to be free yet."""
-        return sum(block.size for block in list(self._retired))
+        arrays = sum(desk.pending for desk in self._desks)
+        return arrays + sum(int(block.size) for block in list(self._retired))
 
     @property
     def bytes_outstanding(self) -> int:
@@ -59,7 +62,9 @@ class AsyncCudaResource(SourceResource, TracksUses):
         found: defaultdict[int, int] = defaultdict(int)
         for block in list(self._retired):
             found[block.write_stream.id] += block.size
-        return dict(found)
+        for home in self._homes():
+            found[home.stream.id] += home.pending
+        return {stream: nbytes for stream, nbytes in found.items() if nbytes}
 
     @property
     def pending_per_stream_total(self) -> int:
@@ -94,6 +99,14 @@ class AsyncCudaResource(SourceResource, TracksUses):
         if len(self._retired) > self._reap_above:
             self._ready = False  # the next allocation looks which of them are free
 
+    def _way(self, take_back: Callable[[Entry], None]) -> Way | None:
+        if not keeps(self, AsyncCudaResource, "_take", "_drop", "_allocate", "_deallocate"):
+            return None
+        return driver_way(self, take_back, pending=True)
+
+    def _homes(self) -> list[Home]:
+        return [home for desk in list(self._desks) for home in desk.homes()]
+
     # --- reap ---------------------------------------------------------------------------------------------------
     def reap_pending(self, *, block: bool = True) -> None:
         """Count as free what the device is done with.
@@ -112,6 +125,12 @@ class AsyncCudaResource(SourceResource, TracksUses):
         newest: dict[Stream, int] = {}
         for entry in list(self._retired):
             newest[entry.write_stream] = max(entry.write_seq, newest.get(entry.write_stream, 0))
+        with self._reaping:
+            for desk in self._desks:
+                desk.count()
+        for home in self._homes():
+            if home.batches:
+                newest[home.stream] = max(home.batches[-1][0], newest.get(home.stream, 0))
         done: dict[Stream, int] = {}
         errors: list[BaseException] = []
         for stream, seq in newest.items():
@@ -124,10 +143,16 @@ class AsyncCudaResource(SourceResource, TracksUses):
             except Exception as error:  # noqa: BLE001 - every stream is tried; raised below
                 errors.append(error)
         self._settle(done)
+        if block:
+            for desk in self._desks:
+                desk.leave()  # a stream that is not used again need not live as long as this resource
         raise_together(f"reaping {self!r}", errors)
 
     def _settle(self, done: dict[Stream, int]) -> None:
         """What was freed up to these operations is free now. Other threads may free, and reap, meanwhile."""
+        with self._reaping:
+            for desk in self._desks:
+                desk.settle(done)
         for _ in range(len(self._retired)):
             try:
                 block = self._retired.popleft()

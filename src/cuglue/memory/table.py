@@ -32,13 +32,7 @@ class BlockTable:
         """
         ptr = block.ptr
         if ptr in self._entries:
-            raise DriverError(
-                f"address {ptr:#x}",
-                got="the driver gave it out again",
-                expected="an address that is not live",
-                code=1,
-                name="cudaErrorInvalidValue",
-            )
+            raise address_is_live(ptr)
         self._entries[ptr] = block if block.HELD else ref(block)
         self._sizes[ptr] = block.size
 
@@ -97,6 +91,17 @@ class BlockTable:
         return len(self._entries)
 
 
+def address_is_live(ptr: int) -> DriverError:
+    """The error for an address that came again although it was not given back."""
+    return DriverError(
+        f"address {ptr:#x}",
+        got="the driver gave it out again",
+        expected="an address that is not live",
+        code=1,
+        name="cudaErrorInvalidValue",
+    )
+
+
 def gone(ptr: int, generation: int) -> UseAfterFree:
     """The error for a block that is not live here."""
     return UseAfterFree(
@@ -104,4 +109,16 @@ def gone(ptr: int, generation: int) -> UseAfterFree:
         got="a block that is not live in this resource",
         expected="one that it allocated and did not get back",
         generation=generation,
+    )
+
+
+def wrong_device(resource: object, given: int, call: str) -> DriverError:
+    """The error for a block of another device."""
+    return DriverError(
+        f"{resource!r}: block of device {given}",
+        got=f"device {given}",
+        expected="a block of this resource's device",
+        code=101,
+        name="cudaErrorInvalidDevice",
+        call=call,
     )

@@ -15,8 +15,7 @@ from ..core.stream import Stream
 from ..driver.protocol import Access
 from ..errors import ArgumentError, StreamMisuse
 from .resource import DeviceMemoryResource, LayeredResource, check_block
-from .source import wrong_device
-from .table import BlockTable
+from .table import BlockTable, wrong_device
 from .tickets import Tickets
 
 

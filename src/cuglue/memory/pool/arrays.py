@@ -13,20 +13,13 @@ from typing import Any
 from ...core.block import BlockLife
 from ...core.stream import Stream
 from ...lifecycle import BlockState
-from ..block import DeviceBlock
+from ..block import ArrayBlock as ArrayBlock
 from .figures import PoolFigures
 from .homes import Home
 from .spans import Span
 from .stream_memory import StreamMemory
 
 _LIVE = BlockState.LIVE
-
-
-class ArrayBlock(DeviceBlock):
-    """The block behind a CuPy array, for whoever asks for it. The array gives it back."""
-
-    __slots__ = ()
-    PLAIN = True
 
 
 class PoolArrays(PoolFigures):

@@ -1,0 +1,231 @@
+"""The way of an array's memory that is taken on nearly every allocation: from the driver and back to it.
+
+Owns what is kept of that memory, the calls to the driver, and :func:`make_malloc`. Must not know what the layers
+between do: each one adds two functions of its own, see :class:`Way`.
+
+Memory on this way is an entry in a dictionary and the small object that CuPy holds. It becomes a block, with uses,
+state and generation, once somebody asks (a command, a recorder, a tensor of PyTorch looked up by address), and then
+leaves this way: it is freed as any other block. Everything else goes the long way from the start: streams seen for the
+first time, per-thread default streams, handles without an owner, empty arrays, resources that are closed or have to
+look first what is free.
+
+What a compiled twin of this module must keep:
+    * The current stream is asked for once, and its *object* decides (handles are reused); its home keeps it alive.
+    * An entry is claimed by taking it out of ``plain``, in one step: whoever does that frees it, or makes its block.
+      If a free is refused the entry is put back, and the free is repeated at a later drain.
+    * The finaliser runs on any thread, with any device current, inside the collector, or while the interpreter ends. It
+      appends its entry, and does nothing else.
+    * Each driver call is looked up at the call: tests and tools stand in front of a driver's methods.
+    * ``home.freed`` is added to only once the free is queued, so that an operation submitted later comes after it.
+    * The entry keeps its stream and, by way of ``take_back``, the resource alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..core import process
+from ..driver.protocol import CaptureStatus
+from ..errors import CuglueError, DriverError, OutOfMemory
+from ..lifecycle import BlockState
+from .block import LARGEST, ArrayBlock
+from .cupy_plug import has_several_devices, make_long_way, make_slow_malloc, wrong_current_device
+from .desks import Desk, Home
+from .entries import Entry
+from .table import address_is_live
+
+if TYPE_CHECKING:
+    from .cupy_plug import Malloc
+    from .resource import Allocate, Deallocate
+    from .source import SourceResource
+
+_NO_CAPTURE = CaptureStatus.NONE
+_OF_A_BLOCK = [n for n in dir(ArrayBlock) if not n.startswith("_") and n not in ("ptr", "size", "device_id")]
+
+
+class Way(NamedTuple):
+    """What an allocator function calls. A layer over another one wraps both functions.
+
+    Attributes:
+        desk: of the allocator function.
+        take: ``(bytes, home)`` to an entry: new memory.
+        give: ``(entry)``: free it. Who calls that has claimed it, and puts it back if it still has an address after a
+            failure; without one it is free, and something above the driver failed.
+    """
+
+    desk: Desk
+    take: Callable[[int, Home], Entry]
+    give: Callable[[Entry], None]
+
+
+def driver_way(source: SourceResource, take_back: Callable[[Entry], None], *, pending: bool) -> Way:
+    """The way that calls the driver.
+
+    Args:
+        source: whose memory it is.
+        take_back: the allocator function's own, for the retire queue.
+        pending: whether memory that was given back counts until it is free.
+    """
+    driver, device = source.driver, source.device
+    setdefault = source._arrays.plain.setdefault
+    desk = Desk(source)
+    source._desks.append(desk)
+
+    def take(nbytes: int, home: Home) -> Entry:
+        handle = home.handle
+        if home.asks and driver.capture_status(handle) is not _NO_CAPTURE:
+            raise source._in_capture(home.stream)
+        try:
+            address = driver.malloc_async(nbytes, handle, device)
+        except (OutOfMemory, DriverError) as error:
+            again = source._take_again(nbytes, home.stream, error)
+            if again is None:
+                raise
+            address = again
+        entry = [take_back, address, nbytes, home, None, 0]
+        if setdefault(address, entry) is not entry:
+            raise address_is_live(address)
+        return entry
+
+    def give(entry: Entry) -> None:
+        home = entry[3]
+        handle = home.handle
+        if home.asks and driver.capture_status(handle) is not _NO_CAPTURE:
+            home.stream.refuse_capture("free memory")
+        driver.free_async(entry[1], handle, device)
+        entry[1] = 0
+        if pending:
+            home.freed += entry[2]
+            if home.left:
+                desk.left[id(home)] = home
+
+    return Way(desk, take, give)
+
+
+def give_up(way: Way, entry: Entry, error: BaseException) -> None:
+    """Give ``entry`` back, which nobody will get because of ``error``. Raises nothing."""
+    try:
+        _claim_and_give(way, entry)
+    except CuglueError as second:  # nobody else knows of it: the next drain tries again
+        error.add_note(f"giving the memory back failed too: {second}")
+        way.desk.source._state.retire.forget(partial(_claim_and_give, way, entry))
+
+
+def _claim_and_give(way: Way, entry: Entry) -> None:
+    way.desk.source._arrays.claim(entry)
+    give_claimed(way, entry)
+
+
+def give_claimed(way: Way, entry: Entry) -> None:
+    """Give back what was claimed; if that fails it is live."""
+    try:
+        way.give(entry)
+    finally:
+        way.desk.source._arrays.put_back(entry)
+
+
+def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deallocate) -> Malloc:
+    """CuPy's allocator over ``resource``.
+
+    Args:
+        resource: the top of a stack.
+        types: CuPy's classes, see :func:`.cupy_plug.cupy_types`.
+        allocate, deallocate: the long way, see :func:`cuglue.memory.resource.entry`.
+    """
+
+    def take_back(entry: Entry) -> None:
+        """The array whose memory this was is gone."""
+        block = source._arrays.claim(entry)
+        if block is None:
+            give_claimed(way, entry)
+        elif block.state is live:
+            deallocate(block)
+
+    found = resource._way(take_back)
+    if found is None:
+        return make_slow_malloc(resource, make_long_way(resource, allocate, deallocate))
+    way: Way = found
+    desk, take, give = way
+    long_way = make_long_way(resource, allocate, deallocate, desk.open_home)
+    desk.resource = resource
+    source = desk.source
+    arrays = source._arrays
+    plain = arrays.plain
+    claim = plain.pop
+    pointer = types.MemoryPointer
+    driver, device = resource.driver, resource.device
+    retire = source._state.retire
+    forgotten, deferred = retire.forgotten, retire.deferred
+    next_forgotten, forget = forgotten.popleft, forgotten.append
+    find_home = desk.fast.get
+    current_device = types.current_device
+    several_devices = has_several_devices(resource)
+    life, live = process.life, BlockState.LIVE
+
+    class ArrayMemory(types.BaseMemory):  # type: ignore[misc] # a class that CuPy gives at run time
+        """Memory of CuPy arrays. Whatever else a block has it has from :attr:`block`."""
+
+        __slots__ = ("__weakref__", "entry")
+
+        @property
+        def block(self) -> Any:
+            """The block behind it, made at the first question."""
+            return arrays.block_in(self.entry)
+
+        def __del__(self) -> None:
+            forget(self.entry)
+
+        def __repr__(self) -> str:
+            return f"ArrayMemory(ptr={self.ptr:#x}, nbytes={self.size}, device={self.device_id})"
+
+    for name in _OF_A_BLOCK:
+        setattr(ArrayMemory, name, property(attrgetter(f"block.{name}")))
+    new = ArrayMemory.__new__
+
+    def malloc(nbytes: int) -> Any:
+        if several_devices and current_device() != device:
+            raise wrong_current_device(resource, current_device())
+        try:
+            current = driver.stream_current(device)
+        except Exception:
+            if process.life is not life:
+                raise process.forked_child(resource) from None
+            raise
+        home = find_home(id(current))
+        if home is None or nbytes.__class__ is not int or not 0 < nbytes <= LARGEST:
+            return long_way(current, nbytes)
+        while forgotten:
+            if deferred:
+                retire.run_forgotten()
+                break
+            try:
+                entry = next_forgotten()
+            except IndexError:
+                break  # another thread was quicker
+            if (
+                entry.__class__ is list
+                and entry[0] is take_back
+                and entry[4] is None
+                and claim(entry[1], None) is entry
+            ):
+                try:
+                    give(entry)
+                except BaseException as error:
+                    if not entry[1]:
+                        raise
+                    plain[entry[1]] = entry
+                    retire.keep(entry, error)
+            else:
+                retire.run_one(entry)
+        entry = take(nbytes, home)
+        memory = new(ArrayMemory)
+        memory.ptr = entry[1]
+        memory.size = nbytes
+        memory.device_id = device
+        memory.entry = entry
+        return pointer(memory, 0)
+
+    return malloc
