@@ -82,6 +82,11 @@ class Contexts:
         _, current = cu.cuCtxGetCurrent()  # an eighth of what push and pop cost
         return _CURRENT if int(current) == primary.number else primary
 
+    def _here(self, device: int) -> bool:
+        """True if a call for ``device`` needs no :meth:`_on`: for calls that every frame makes."""
+        primary = self._primaries.get(device)
+        return primary is not None and int(cu.cuCtxGetCurrent()[1]) == primary.number
+
     def _elsewhere(self, device: int) -> bool:
         """True if a runtime call for ``device`` needs :meth:`_on` first."""
         return device != self._only and runtime.getDevice() != device

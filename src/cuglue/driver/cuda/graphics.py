@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,21 +70,32 @@ class Graphics(Contexts):
     def _map(self, function: Any, resources: Sequence[int], stream: int) -> None:
         if not resources:
             return
-        handles = (ctypes.c_void_p * len(resources))(*resources)
-        with self._on(self._owner("graphics resource", resources[0])):
-            call(function, len(resources), ctypes.addressof(handles), stream)
+        device = self._owner("graphics resource", resources[0])
+        if not self._here(device):
+            with self._on(device):
+                self._map(function, resources, stream)
+                return
+        handles = array("Q", resources)
+        status = function(len(handles), handles.buffer_info()[0], stream)[0]
+        if status:
+            raise failure(int(status), status.name, function.__name__)
 
     def graphics_pointer(self, resource: int) -> tuple[int, int]:
         """Inherited."""
-        with self._on(self._owner("graphics resource", resource)):
-            pointer, size = call(cu.cuGraphicsResourceGetMappedPointer, resource)
+        device = self._owner("graphics resource", resource)
+        if not self._here(device):
+            with self._on(device):
+                return self.graphics_pointer(resource)
+        status, pointer, size = cu.cuGraphicsResourceGetMappedPointer(resource)
+        if status:
+            raise failure(int(status), status.name, "cuGraphicsResourceGetMappedPointer")
         return nonzero(pointer, "cuGraphicsResourceGetMappedPointer"), size
 
     def graphics_array(self, resource: int, layer: int, level: int) -> int:
         """Inherited."""
         with self._on(self._owner("graphics resource", resource)):
-            array = call(cu.cuGraphicsSubResourceGetMappedArray, resource, layer, level)
-        return nonzero(array, "cuGraphicsSubResourceGetMappedArray")
+            found = call(cu.cuGraphicsSubResourceGetMappedArray, resource, layer, level)
+        return nonzero(found, "cuGraphicsSubResourceGetMappedArray")
 
 
 def _register_d3d11(resource: int, flags: int) -> tuple[Any, int]:
