@@ -177,6 +177,8 @@ def test_an_array_made_from_a_buffer_or_a_view_has_its_block(sim: SimDriver) -> 
     class Unowned:
         """CuPy's memory object over memory that it was given."""
 
+        __module__ = "cupy.cuda.memory"
+
         def __init__(self, ptr: int, owner: Any) -> None:
             self.ptr, self.size, self.device_id, self._owner = ptr, 4 * N, 0, owner
 

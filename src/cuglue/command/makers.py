@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.block import BlockLife
 from ..core.stream import Stream, as_stream
 from ..errors import UsageError
-from ..exchange.tokens import ExportToken
 from ..exchange.view import Exporter
-from ..memory.cupy_plug import block_of
+from ..memory.lookup import owned_block
 from .operands import Operand, Place
 
 
@@ -108,7 +106,7 @@ def partners_of(owner: Any, place: Place) -> tuple[Stream, ...]:
 
 def _cupy_array(array: Any, place: Place) -> Operand:
     memory = array.data.mem
-    block = _block_behind(memory)
+    block = owned_block(memory)
     _on_device(array, memory.device_id, place)
     current = place.current()
     home = block.stream if block is not None else current
@@ -121,23 +119,6 @@ def _cupy_array(array: Any, place: Place) -> Operand:
         block,
         (current,) if home is current else (home, current),
     )
-
-
-def _block_behind(memory: Any) -> BlockLife | None:
-    """The block behind CuPy's memory object: of one of our resources, or of what the array was made from.
-
-    Raises:
-        ClosedError: it was made from a map that was left.
-    """
-    block = block_of(memory)
-    if block is not None:
-        return block
-    owner = getattr(memory, "_owner", None)  # of memory that CuPy was given
-    if isinstance(owner, ExportToken):
-        owner = owner.owner
-    elif isinstance(owner, Exporter):
-        owner = owner.export_owner
-    return block_of(owner)
 
 
 def _torch_tensor(tensor: Any, place: Place) -> Operand:

@@ -30,16 +30,33 @@ def block_behind(thing: object) -> BlockLife | None:
 
     Ordering: touches no stream.
     """
+    block, lowest = _descend(thing)
+    if block is not None:
+        return block
+    address = _address_of(lowest)
+    return block_at(address) if address else None
+
+
+def owned_block(thing: object) -> BlockLife | None:
+    """The live block that ``thing`` says it has its memory from; None if it says none. No address is looked up.
+
+    Raises:
+        ClosedError: it was made from a map that was left.
+    """
+    return _descend(thing)[0]
+
+
+def _descend(thing: object) -> tuple[BlockLife | None, object]:
+    """The block found on the way down from owner to owner, and the last one that was asked."""
     for _ in range(_DEEPEST):
         block = block_of(thing)
         if block is not None:
-            return block
+            return block, thing
         below = _below(thing)
         if below is None:
             break
         thing = below
-    address = _address_of(thing)
-    return block_at(address) if address else None
+    return None, thing
 
 
 def block_at(address: int) -> BlockLife | None:
