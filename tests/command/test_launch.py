@@ -252,6 +252,24 @@ def test_what_a_runtime_is_made_of(sim: SimDriver) -> None:
         rt.stream(-1)
 
 
+def test_a_runtime_on_a_driver_of_its_own_leaves_the_current_one_alone(
+    sim: SimDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    own = SimDriver()
+    capabilities = own.capabilities
+
+    def asked(device: int) -> Any:
+        seen.append(cuglue.current_driver())
+        return capabilities(device)
+
+    monkeypatch.setattr(own, "capabilities", asked)
+    with Runtime(driver=own) as rt:
+        assert rt.resource.driver is own
+        rt.create(bytes(4)).close()
+    assert set(seen) == {sim}
+
+
 def test_a_kernel_without_sim_does_not_run_on_the_simulated_device(sim: SimDriver) -> None:
     kernel = Kernel("k", 'extern "C" __global__ void k(int a) {}')
     with Runtime() as rt:

@@ -15,7 +15,7 @@ from ..arguments import whole_of
 from ..core.device import device_state
 from ..core.stream import Stream
 from ..driver.protocol import Driver
-from ..driver.registry import current_driver, open_driver, use_driver
+from ..driver.registry import current_driver, open_driver
 from ..errors import UsageError
 from ..layout import element
 from ..lifecycle import Owned, OwnedState
@@ -83,7 +83,7 @@ class Runtime(Owned):
                 expected=f"device {device} of this {self.driver.name} driver",
             )
         self._own_resource = resource is None
-        self.resource = resource if resource is not None else _default_resource(self.driver, device)
+        self.resource = resource if resource is not None else _OwnResource(device, driver=self.driver)
         self._pool = None if memory is None else _OwnPool(self.resource, layout=memory)
         self.resource = self._pool or self.resource
         self.service = next(_services)
@@ -284,12 +284,6 @@ class _OwnPool(PoolResource):
     def __del__(self) -> None:
         if getattr(self, "_life", None) is not None and not self.closed:
             self._forgotten()
-
-
-def _default_resource(driver: Driver, device: int) -> DeviceMemoryResource:
-    """A resource of its own for a runtime; resources take the current driver."""
-    with _cache_lock, use_driver(driver):
-        return _OwnResource(device)
 
 
 _cached: dict[tuple[int, int], tuple[Driver, Runtime]] = {}

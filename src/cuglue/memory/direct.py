@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 from ..core.stream import Stream
+from ..driver.protocol import Driver
 from ..errors import UnsupportedError, UsageError
 from ..lifecycle import BlockState
 from .entries import Entry
@@ -36,6 +37,7 @@ class DirectCudaResource(SourceResource):
         mode: Mode = "auto",
         check: bool = True,
         stream_pool: StreamPool | None = None,
+        driver: Driver | None = None,
     ) -> None:
         """Make the resource; calls no driver.
 
@@ -47,10 +49,11 @@ class DirectCudaResource(SourceResource):
                 block is always freed by the path that allocated it.
             check: refuse two different ordinals.
             stream_pool: what an int stands for where a stream is expected: an id of this pool. None: a handle.
+            driver: where the memory comes from; None: the current driver.
         """
         if mode not in get_args(Mode):
             raise UsageError("mode", got=repr(mode), expected=f"one of {', '.join(get_args(Mode))}")
-        super().__init__(device, device_ordinal, check=check, stream_pool=stream_pool)
+        super().__init__(device, device_ordinal, check=check, stream_pool=stream_pool, driver=driver)
         self.mode: Mode = mode
 
     @property

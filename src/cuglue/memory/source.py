@@ -52,7 +52,7 @@ def _disown() -> None:
         if isinstance(resource, SourceResource):
             resource._ready = False
             for desk in resource._desks:
-                desk.fast.clear()
+                desk.forget()
 
 
 os.register_at_fork(after_in_child=_disown)
@@ -70,6 +70,7 @@ class SourceResource(Owned, LayeredResource):
         *,
         check: bool = True,
         stream_pool: StreamPool | None = None,
+        driver: Driver | None = None,
     ) -> None:
         """Make the resource; calls no driver.
 
@@ -78,6 +79,7 @@ class SourceResource(Owned, LayeredResource):
             device_ordinal: ordinal that the resource and its blocks go by; the same unless ``check`` is False.
             check: refuse two different ordinals.
             stream_pool: what an int stands for where a stream is expected: an id of this pool. None: a handle.
+            driver: where the memory comes from; None: the current driver.
 
         Raises:
             UsageError: no such device.
@@ -91,7 +93,7 @@ class SourceResource(Owned, LayeredResource):
                 expected="the same",
                 hint="Pass check=False if it is a label only",
             )
-        self._driver = current_driver()
+        self._driver = driver or current_driver()
         if self._device:  # the first one is there with any driver
             check_device(self._driver, self._device)
         if stream_pool is not None and not isinstance(stream_pool, StreamPool):
@@ -102,9 +104,7 @@ class SourceResource(Owned, LayeredResource):
         self._desks: list[Desk] = []
         #: Nobody overrides how memory is taken and dropped: then it is done here, without a call.
         self._plain_calls = keeps(self, SourceResource, "_take", "_drop")
-        self._ready = (
-            False  # one flag for whatever keeps the next allocation from going straight to the driver
-        )
+        self._ready = False  # one flag for all that keeps an allocation from going straight to the driver
         self._life = process.life
         self._known_state: DeviceState | None = None
         self._own(3)
