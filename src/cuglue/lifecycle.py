@@ -17,7 +17,13 @@ from typing import Self, TypeVar
 from .errors import BusyError, CaptureError, ClosedError, CuglueError, MapConflictError, UsageError
 
 
-class HandleState(Enum):
+class State(Enum):
+    """A state is itself and no other: its hash is its address, not its name's, which every step would work out."""
+
+    __hash__ = object.__hash__
+
+
+class HandleState(State):
     """Life of a registration (:class:`CudaHandle`)."""
 
     REGISTERED = "registered"
@@ -27,7 +33,7 @@ class HandleState(Enum):
     TRANSFERRED = "transferred"
 
 
-class MapState(Enum):
+class MapState(State):
     """Life of one map of a handle (:class:`CudaMap`)."""
 
     LIVE = "live"
@@ -35,7 +41,7 @@ class MapState(Enum):
     RELEASED = "released"
 
 
-class BlockState(Enum):
+class BlockState(State):
     """Life of a device block. See contracts B4."""
 
     LIVE = "live"
@@ -44,7 +50,7 @@ class BlockState(Enum):
     FREED = "freed"
 
 
-class CaptureState(Enum):
+class CaptureState(State):
     """Life of a graph capture on one stream. See contracts C31b."""
 
     NONE = "none"
@@ -52,7 +58,7 @@ class CaptureState(Enum):
     RECORDING = "recording"
 
 
-class OwnedState(Enum):
+class OwnedState(State):
     """Life of anything that is closed once."""
 
     OPEN = "open"
