@@ -109,10 +109,7 @@ class BlockLife:
 
     def join_uses(self, stream: Stream) -> int:
         """Queue on ``stream`` the waits for every use; the number queued. Then a free there is safe."""
-        waits = 0
-        for user, seq in self.uses():
-            waits += stream.wait_for(user, seq)
-        return waits
+        return self.prepare(stream, Access.READ_WRITE)
 
     # --- life ---------------------------------------------------------------------------------------------------
     def advance(self, event: str) -> None:
