@@ -24,7 +24,6 @@ def read_back(stream: Stream, *places: tuple[int, int]) -> list[Bytes]:
     for ptr, host in found:
         if host.nbytes and not pinned:
             driver.copy_async(host.ctypes.data, ptr, host.nbytes, CopyKind.D2H, stream.handle)
-    stream.submit()
     stream.synchronize()
     for ptr, host in found:
         if host.nbytes and pinned:
