@@ -33,6 +33,9 @@ IMAGES = {"1920x1080 RGBA8": (0x8058, 1920, 1080), "4096x4096 RGBA8": (0x8058, 4
 IMAGES |= {"1024x1024 RGBA32F": (0x8814, 1024, 1024), "4096x4096 R8": (0x8229, 4096, 4096)}
 DEVICE_TO_DEVICE, COPIES = 3, 20
 
+METHODS = ("graphics_map", "graphics_pointer", "graphics_unmap", "capture_status", "stream_current")
+METHODS += ("event_record", "stream_wait_event", "event_query", "context_wait")
+
 Work = Callable[[], Any]
 Samples = dict[str, list[float]]
 
@@ -82,6 +85,69 @@ def table(title: str, unit: str, found: Samples) -> None:
     for name, samples in found.items():
         median = statistics.median(samples)
         print(f"| {name} | {median:.1f} | {median / base:.2f} |", flush=True)
+
+
+def parts(work: Work, handles: list[Any], driver: Driver, calls: int) -> Samples:
+    """Microseconds of one ``work`` by methods of the driver and OpenGL's question; the rest is our Python.
+
+    Of each method the time inside it. What looking at the clock costs is measured, and taken off.
+    """
+    clock = time.perf_counter
+    sums: dict[str, list[float]] = {}
+
+    def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        taken = sums.setdefault(name, [])
+
+        def call(*args: Any) -> Any:
+            start = clock()
+            try:
+                return function(*args)
+            finally:
+                taken.append(clock() - start)
+
+        return call
+
+    idle = timed("", int)
+    start = clock()
+    for _ in range(10000):
+        idle()
+    inside, around = statistics.median(sums.pop("")) * 1e6, (clock() - start) / 10000 * 1e6
+    with ExitStack() as undo:
+        for owner, name, shown in watched(handles, driver):
+            undo.enter_context(replaced(owner, name, timed(shown, getattr(owner, name))))
+        work()
+        for taken in sums.values():
+            taken.clear()
+        start = clock()
+        for _ in range(calls):
+            work()
+        whole = (clock() - start) / calls * 1e6
+    spent = {name: (len(taken) / calls, sum(taken) / calls * 1e6) for name, taken in sums.items() if taken}
+    found = {f"{name}, {count:.0f} a time": us - count * inside for name, (count, us) in spent.items()}
+    whole -= around * sum(count for count, _ in spent.values())
+    found = {"all of it": whole} | found | {"the rest: Python": whole - sum(found.values())}
+    return {name: [us] for name, us in found.items()}
+
+
+def watched(handles: list[Any], driver: Driver) -> Iterator[tuple[Any, str, str]]:
+    """What a map of a buffer calls that is not ours: object, attribute, and its name in the table."""
+    yield from ((driver, name, name) for name in METHODS)
+    for handle in handles:
+        yield handle._life.backing, "_current_size", "OpenGL: the buffer's size"
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute of this object alone, for a while."""
+    former = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if former is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, former)
 
 
 # --- OpenGL objects -------------------------------------------------------------------------------------------------
@@ -219,6 +285,10 @@ def maps(stream: Any, settle: Work, missing: dict[str, str], when: str) -> dict[
         found[f"map and leave {GROUP} buffers, idle{when}"] = compare(
             {"bare calls, one each way": bare_all, "map_all": map_group(handles, stream)}, settle, batch=20
         )
+        driver = cuglue.current_driver()
+        alone, together = map_once(handle, stream), map_group(handles, stream)
+        found[f"a map of a buffer and its end, by part{when}"] = parts(alone, [handle], driver, 2000)
+        found[f"map_all of {GROUP} and its end, by part{when}"] = parts(together, handles, driver, 200)
         return found
 
 
@@ -345,23 +415,20 @@ def on_nothing() -> Samples:
         with answering(driver, answer):
             works = {"map and leave a buffer": map_once(handles[0], None)}
             works[f"map_all of {GROUP} buffers"] = map_group(handles, None)
-            return compare(works, lambda: None)
+            found = compare(works, lambda: None)
+            spent = parts(map_once(handles[0], None), handles[:1], driver, 1000)
+            table("a map of a buffer and its end, by part", "us", spent)
+            return found
 
 
 @contextmanager
 def answering(driver: Driver, pointer: tuple[int, int]) -> Iterator[None]:
     """Let the driver's graphics calls do nothing."""
-    calls: dict[str, Callable[..., Any]] = {
-        "graphics_map": lambda *args: None,
-        "graphics_unmap": lambda *args: None,
-        "graphics_pointer": lambda resource: pointer,
-    }
-    vars(driver).update(calls)
-    try:
+    with ExitStack() as undo:
+        for name in ("graphics_map", "graphics_unmap"):
+            undo.enter_context(replaced(driver, name, lambda *args: None))
+        undo.enter_context(replaced(driver, "graphics_pointer", lambda resource: pointer))
         yield
-    finally:
-        for name in calls:
-            delattr(driver, name)
 
 
 def main() -> int:
