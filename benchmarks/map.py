@@ -33,7 +33,13 @@ IMAGES = {"1920x1080 RGBA8": (0x8058, 1920, 1080), "4096x4096 RGBA8": (0x8058, 4
 IMAGES |= {"1024x1024 RGBA32F": (0x8814, 1024, 1024), "4096x4096 R8": (0x8229, 4096, 4096)}
 DEVICE_TO_DEVICE, COPIES = 3, 20
 
-METHODS = ("graphics_map", "graphics_pointer", "graphics_unmap", "capture_status", "stream_current")
+METHODS: tuple[str, ...] = (
+    "graphics_map",
+    "graphics_pointer",
+    "graphics_unmap",
+    "capture_status",
+    "stream_current",
+)
 METHODS += ("event_record", "stream_wait_event", "event_query", "context_wait")
 
 Work = Callable[[], Any]

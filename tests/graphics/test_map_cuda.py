@@ -138,6 +138,48 @@ def test_consumers_get_typed_arrays(driver: Driver, cp: Any, torch: Any) -> None
         np.testing.assert_array_equal(image.read().get(), expected)
 
 
+def by_numba(m: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy about Numba, at its import
+        from numba import cuda
+    return cuda.as_cuda_array(m).copy_to_host()
+
+
+def by_jax(m: Any) -> Any:
+    import jax
+
+    return np.asarray(jax.dlpack.from_dlpack(m))
+
+
+def by_cuda_core(m: Any) -> Any:
+    from cuda.core.utils import StridedMemoryView
+
+    view = StridedMemoryView.from_any_interface(m, stream_ptr=-1)
+    assert (view.ptr, view.shape, view.readonly) == (m.device_ptr, m.shape, False)
+    return m.numpy()
+
+
+CONSUMERS = {
+    "numpy": lambda m: m.numpy(),
+    "cupy": lambda m: m.cupy().get(),
+    "torch": lambda m: m.torch().cpu().numpy(),
+    "numba": by_numba,
+    "jax": by_jax,
+    "cuda.core": by_cuda_core,
+}
+
+
+@pytest.mark.parametrize("library", CONSUMERS)
+def test_every_library_takes_a_map(driver: Driver, cp: Any, library: str) -> None:
+    """moderngl's textures are the other side: tests/graphics/test_handle_register.py."""
+    pixels, name = picture(64, 48), make_texture(64, 48)
+    upload(name, pixels)
+    with cuglue.register_texture(name) as image, image.map() as m:
+        np.testing.assert_array_equal(CONSUMERS[library](m), pixels)
+        gc.collect()
+    GL.glDeleteTextures([name])
+
+
 def test_readonly_maps(driver: Driver, cp: Any, torch: Any) -> None:
     """PyTorch would raise on the array interface's flag, so there is none."""
     with registered_texture(driver) as subject, subject.handle.map(readonly=True) as m:
