@@ -18,6 +18,7 @@ from cuglue import (
     AsyncCudaResource,
     BlockState,
     DirectCudaResource,
+    FailureCallbackResource,
     GlobalDeviceBudget,
     InMemorySink,
     LoggingResource,
@@ -552,6 +553,31 @@ def test_B30_failures_are_logged(driver: Any, stream: Any) -> None:
     assert bottom(top).live_bytes == 64
     bottom(top)._state.retire.drain()
     assert bottom(top).live_bytes == 0
+
+
+def test_a_failure_callback_is_asked(driver: Any, stream: Any) -> None:
+    asked: list[Any] = []
+    resource = FailureCallbackResource(
+        AsyncCudaResource(), lambda failure: asked.append(failure) or len(asked) < 3
+    )
+    warm(resource)
+    with testing.faults.fail("malloc_async", persistent=True), pytest.raises(OutOfMemory):
+        resource.malloc(MIB)
+    assert [(failure.need, failure.attempt, failure.tag) for failure in asked] == [
+        (MIB, attempt, "untagged") for attempt in (1, 2, 3)
+    ]
+    asked.clear()
+    warm(resource)
+    with testing.faults.fail("malloc_async"):
+        first = resource.malloc(64)
+    assert not asked, "the resource below tries once more by itself"
+    warm(resource)
+    with testing.faults.fail("malloc_async", persistent=True) as failure:
+        resource._callback = lambda _: setattr(failure, "_persistent", False) or True
+        second = resource.malloc(64)
+    assert on_the_hot_way(first)
+    assert on_the_hot_way(second)
+    del first, second
 
 
 class Interrupted(BaseException):

@@ -22,17 +22,19 @@ class Home:
     """A stream that arrays of one allocator function are allocated on.
 
     Attributes:
-        stream, handle: the stream, whose owner lives as long as this.
+        owner: the stream's own object.
+        stream, handle: the stream.
         asks: whether it can capture a graph, and has to be asked.
         freed: bytes given back on it, counted only (see :meth:`Desk.count`).
         batches: ``(seq, bytes)``: bytes given back before this operation, not known to be free.
         left: no array is allocated here any more, so the desk may have forgotten it.
     """
 
-    __slots__ = ("asks", "batches", "desk", "freed", "handle", "left", "stream")
+    __slots__ = ("asks", "batches", "desk", "freed", "handle", "left", "owner", "stream")
 
     def __init__(self, stream: Stream, desk: Desk) -> None:
         self.stream = stream
+        self.owner = stream.owner
         self.handle = stream.handle
         self.asks = stream.handle > LEGACY_STREAM
         self.freed = 0
@@ -47,17 +49,24 @@ class Home:
 
 
 class Desk:
-    """The homes of one allocator function, and the bytes that it gave back."""
+    """The homes of one allocator function, and the bytes that it gave back.
+
+    Attributes:
+        source: whose memory it is.
+        resource: the top of the stack: who gets back what somebody asked about.
+        fast: the homes, by the id of their owner.
+        last: the one allocated on last; of nobody, if there is none.
+        left: homes where something is pending and nothing is allocated, by their id.
+    """
+
+    __slots__ = ("fast", "last", "left", "resource", "source")
 
     def __init__(self, source: SourceResource) -> None:
         self.source = source
-        self.resource: DeviceMemoryResource = (
-            source  # the top of the stack: who gets back what was asked about
-        )
-        self.fast: dict[
-            int, Home
-        ] = {}  # by id of the current stream's own object: all that has to be looked up
-        self.left: dict[int, Home] = {}  # homes where something is pending and nothing is allocated
+        self.resource: DeviceMemoryResource = source
+        self.fast: dict[int, Home] = {}
+        self.last = _NOWHERE
+        self.left: dict[int, Home] = {}
 
     def homes(self) -> list[Home]:
         """Every home where something may be pending."""
@@ -78,11 +87,25 @@ class Desk:
     def leave(self) -> None:
         """Let go of all streams. What is allocated there is still given back there."""
         homes = list(self.fast.values())
-        self.fast.clear()
         for home in homes:
             home.left = True
             if home.pending:
                 self.left[id(home)] = home
+        self.forget()
+
+    def forget(self) -> None:
+        """Go the long way from now on."""
+        self.fast.clear()
+        self.last = _NOWHERE
+
+    def find(self, owner: object) -> Home | None:
+        """The home of the stream that is this object; it is :attr:`last` then."""
+        home = self.fast.get(id(owner))
+        if home is not None:
+            self.last = home
+            if home.left:  # another thread left meanwhile
+                self.last = _NOWHERE
+        return home
 
     @property
     def pending(self) -> int:
@@ -108,3 +131,8 @@ class Desk:
                 self.left.pop(id(home), None)
                 if home.pending:  # another thread gave back meanwhile
                     self.left[id(home)] = home
+
+
+#: In the place of a home where there is none. No stream is its owner, so nothing else of it is read.
+_NOWHERE = Home.__new__(Home)
+_NOWHERE.owner = object()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..arguments import whole_of
@@ -15,6 +16,10 @@ from ..core.device import device_state
 from ..core.stream import Stream
 from ..errors import CuglueError, OutOfMemory, UsageError
 from .adaptor import Adaptor
+from .block import UNTAGGED
+from .desks import Home
+from .entries import Entry
+from .hot import Way
 from .resource import DeviceMemoryResource
 
 
@@ -70,18 +75,35 @@ class FailureCallbackResource(Adaptor):
         except OutOfMemory as error:
             if getattr(self._local, "inside", False):
                 raise
-            return self._try_again(nbytes, stream, tag, kind, error)
+            return self._try_again(partial(self._take, nbytes, stream, tag, kind), nbytes, tag, error)
 
-    def _try_again(self, nbytes: int, stream: Stream, tag: str, kind: Any, error: OutOfMemory) -> Any:
+    def _way(self, take_back: Callable[[Entry], None]) -> Way | None:
+        way = self._way_below(FailureCallbackResource, take_back)
+        if way is None:
+            return None
+        take_below = way.take
+
+        def take(nbytes: int, home: Home) -> Entry:
+            try:
+                return take_below(nbytes, home)
+            except OutOfMemory as error:
+                if getattr(self._local, "inside", False):
+                    raise
+                entry: Entry = self._try_again(partial(take_below, nbytes, home), nbytes, UNTAGGED, error)
+                return entry
+
+        return way._replace(take=take)
+
+    def _try_again(self, again: Callable[[], Any], nbytes: int, tag: str, error: OutOfMemory) -> Any:
         try:
             for attempt in range(1, self._max_attempts + 1):
                 if not self._ask(AllocationFailure(nbytes, self._free(), attempt, tag, error)):
                     break
                 device_state(self.driver, self.device).retire.run_forgotten()
                 try:
-                    return self._take(nbytes, stream, tag, kind)
-                except OutOfMemory as again:
-                    error = again
+                    return again()
+                except OutOfMemory as second:
+                    error = second
             raise error
         finally:
             del error  # else it and this frame keep each other alive

@@ -160,7 +160,7 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
     retire = source._state.retire
     forgotten, deferred = retire.forgotten, retire.deferred
     next_forgotten, forget = forgotten.popleft, forgotten.append
-    find_home = desk.fast.get
+    find_home = desk.find
     current_device = types.current_device
     several_devices = has_several_devices(resource)
     life, live = process.life, BlockState.LIVE
@@ -194,8 +194,9 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
             if process.life is not life:
                 raise process.forked_child(resource) from None
             raise
-        home = find_home(id(current))
-        if home is None or nbytes.__class__ is not int or not 0 < nbytes <= LARGEST:
+        last = desk.last
+        home = last if last.owner is current else find_home(current)
+        if home is None or type(nbytes) is not int or not 0 < nbytes <= LARGEST:
             return long_way(current, nbytes)
         while forgotten:
             if deferred:
@@ -206,7 +207,7 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
             except IndexError:
                 break  # another thread was quicker
             if (
-                entry.__class__ is list
+                type(entry) is list
                 and entry[0] is take_back
                 and entry[4] is None
                 and claim(entry[1], None) is entry
