@@ -36,7 +36,7 @@ def nothing(subject: Subject, result: Any = None) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """One operation."""
+    """One operation. ``of`` names public functions that it goes through, beside the one that gives it its name."""
 
     name: str
     setup: Callable[[Any], Subject]
@@ -45,6 +45,7 @@ class Case:
     check: Callable[[Subject, Any], None] = nothing
     accounting: Callable[[Subject], object] = nothing
     options: dict[str, Any] = field(default_factory=dict)
+    of: tuple[str, ...] = ()
 
     def sweep(self) -> SweepReport:
         return sweep(
@@ -641,49 +642,6 @@ def command_cases() -> Iterator[Case]:
         lambda s: s.rt.close(),
         options={"keeps": KEEPS, "atomic": False},
     )
-
-
-# --- graphics ---------------------------------------------------------------------------------------------------
-# Registering, mapping, leaving and closing are swept beside the handles' own tests.
-
-
-def registered(name: int, register: str) -> Callable[[Any], Subject]:
-    """A handle of an OpenGL object, and as many bytes as it has."""
-
-    def setup(driver: Any) -> Subject:
-        handle = getattr(cuglue, register)(name)
-        data = np.arange(handle.size, dtype="u1").reshape(handle.shape)
-        return SimpleNamespace(driver=driver, handle=handle, data=data, stream=driver.Stream())
-
-    return setup
-
-
-def write_handle(subject: Subject) -> None:
-    subject.handle.write(subject.data, subject.stream)
-
-
-def close_handle(subject: Subject, result: Any) -> None:
-    subject.handle.close()
-
-
-def written(subject: Subject, result: Any) -> None:
-    np.testing.assert_array_equal(subject.handle.read(subject.stream), subject.data)
-
-
-def graphics_cases(buffer: int, texture: int) -> Iterator[Case]:
-    """Over OpenGL objects of the current context."""
-    options = {"keeps": ("kernels", "events"), "atomic": False}  # an image's copy stays for the next map
-    for name, register in ((buffer, "register_buffer"), (texture, "register_texture")):
-        setup = registered(name, register)
-        yield Case(f"{register}: write", setup, write_handle, close_handle, written, options=options)
-        yield Case(
-            f"{register}: read",
-            setup,
-            lambda s: s.handle.read(s.stream),
-            close_handle,
-            lambda s, result: np.testing.assert_array_equal(result.reshape(-1), s.data.reshape(-1)),
-            options=options,
-        )
 
 
 CASES = [*stream_cases(), *memory_cases(), *stack_cases(), *export_cases(), *command_cases()]

@@ -1,6 +1,6 @@
 """Prints what the fault sweep finds, operation by operation.
 
-Owns the table. Must not know the operations: ``tests/prove_operations.py`` has them.
+Owns the table. Must not know the operations: ``tests/prove_*.py`` have them.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ def _row(name: str, numbers: list[int]) -> str:
 
 
 def _reports() -> Iterator[Any]:
-    operations = importlib.import_module("prove_operations")
-    for case in operations.CASES:
-        yield case.sweep()
+    objects = importlib.import_module("prove_objects")
+    for module in ("prove_operations", "prove_pools", "prove_objects"):
+        for case in importlib.import_module(module).CASES:
+            yield case.sweep()
     subjects = importlib.import_module("graphics.subjects")
     with importlib.import_module("cuglue.graphics.glcontext").headless():
-        for case in operations.graphics_cases(subjects.make_buffer(256), subjects.make_texture(8, 8)):
+        for case in objects.gl_cases(subjects.make_buffer(256), subjects.make_texture(8, 8)):
             yield case.sweep()

@@ -62,7 +62,7 @@ class Profile:
         try:
             stream.driver.event_record(event, stream.handle)
         except BaseException:
-            stream.driver.event_destroy(event)
+            stream.state.retire.forget(_DestroyEvents(stream.driver, [event]))  # tried again should it fail
             raise
         self._events.append(event)
 
@@ -120,4 +120,5 @@ class _DestroyEvents:
 
     def __call__(self) -> None:
         while self._events:
-            self._driver.event_destroy(self._events.pop())
+            self._driver.event_destroy(self._events[-1])
+            self._events.pop()

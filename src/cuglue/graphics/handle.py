@@ -247,7 +247,7 @@ class CudaHandle(HandleMakers, Owned):
         level_, layer_ = whole(level), whole(layer)
         if level_ is None or layer_ is None:
             raise UsageError(f"{self!r}", got=f"level {level!r}, layer {layer!r}", expected="two ints")
-        return Part(level_, layer_, in_place)
+        return Part(level_, layer_, bool(in_place))
 
     def _stream(self, stream: Any) -> Stream:
         if self._no_runtime is not None:

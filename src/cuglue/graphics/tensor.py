@@ -13,16 +13,16 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..arguments import whole
 from ..driver.protocol import CopyKind
 from ..errors import BusyError, ClosedError, LayoutError, MapConflictError, UnsupportedError, UsageError
-from ..formats import Format, Packing, by_name, tight_geometry
-from ..layout import Layout, contiguous_strides
+from ..formats import Format, Packing, tight_geometry
+from ..layout import Layout, contiguous_strides, integers
 from ..lifecycle import leave
 from .fences import check_value
 from .handle import CudaHandle, unseen
 from .mapping import CudaMap
 from .parts import CudaClientParts
+from .planes import format_of
 
 
 class Tensor:
@@ -61,7 +61,7 @@ class Tensor:
             LayoutError: no image of that shape, rows that overlap, or an object that is too small.
             UnsupportedError: a format without a type.
         """
-        self.format = by_name(format) if isinstance(format, str) else format
+        self.format = format_of("tensor", format)
         height, width = _size(shape, self.format)
         semi_planar = self.format.packing is Packing.SEMI_PLANAR
         self._geometry = tight_geometry(self.format, width, height, row_stride if semi_planar else None)
@@ -270,12 +270,11 @@ def _size(shape: Sequence[int], format: Format) -> tuple[int, int]:
     """
     if not format.channels:
         raise UnsupportedError(f"{format}: {format.reason}", reason="format", hint=format.way_out)
-    sizes = tuple(shape)
-    good = None not in map(whole, sizes)
-    if not good or len(sizes) not in (2, 3) or sizes[2:] not in ((), (format.channels,)):
+    sizes = integers("shape", shape)
+    if len(sizes) not in (2, 3) or sizes[2:] not in ((), (format.channels,)):
         raise LayoutError(
             f"a {format} tensor",
             got=f"shape {sizes}",
             expected=f"(height, width) or (height, width, {format.channels})",
         )
-    return int(sizes[0]), int(sizes[1])
+    return sizes[0], sizes[1]
