@@ -15,8 +15,10 @@ lint: setup-test
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-# Takes away in turn what keeps memory in order: docs/reliability.md. ARGS="core --jobs 1" judges one layer.
+# 10^5 random programs; then takes away in turn what keeps memory in order: docs/reliability.md. With ARGS one part:
+# ARGS="--programs 1000", ARGS="core --jobs 1".
 prove: setup-test
+	$(if $(ARGS),,.venv/bin/python -m scripts.prove --programs 100000)
 	.venv/bin/python -m scripts.prove $(ARGS)
 
 format: setup-test

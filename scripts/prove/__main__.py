@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import exits, sweeps
+from .programs import report as programs
 from .run import LAYERS, Judge, Verdict, mutants_in, read_equivalents
 from .trees import BrokenTree
 
@@ -41,10 +42,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--driver", default="sim", help="of the exit matrix: sim or cuda")
     parser.add_argument("--limit", type=float, default=1200.0, help="seconds for the exit matrix (1200)")
+    parser.add_argument(
+        "--programs", type=int, default=0, help="run so many random programs instead, and print their table"
+    )
+    parser.add_argument("--first", type=int, default=0, help="seed of the first program (0)")
     parser.add_argument("--json", type=Path, help="write the verdicts here, one a line")
     options = parser.parse_args(arguments)
     if options.sweep:
         return sweeps.main()
+    if options.programs:
+        return programs.main(options.programs, options.jobs, first=options.first)
     if options.exits:
         return exits.main(options.driver, options.jobs, options.only, options.limit)
     mutants = mutants_in(ROOT / "src" / "cuglue", options.only)

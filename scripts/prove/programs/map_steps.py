@@ -1,0 +1,369 @@
+"""Steps over graphics objects: registering, drawing, mapping, leaving and closing."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+import cuglue
+
+from .buffer_steps import Boom, pick
+from .memory import Memory, Piece, pattern
+from .model import DONE, Draw, Handle, Model, Outcome, Thing, need, operation
+
+CLOSED = Outcome(error="ClosedError")
+CONFLICT = Outcome(error="MapConflictError")
+MODES = ("read", "read", "readonly", "write", "write", "overwrite")
+
+
+def handle_of(m: Model, name: str) -> Handle:
+    """A handle by its name."""
+    need(name in m.handles)
+    return m.handles[name]
+
+
+def pick_handle(m: Model, draw: Draw, *, mapped: bool | None = None) -> str | None:
+    """An open handle."""
+    names = [n for n, h in m.handles.items() if not h.closed and mapped in (None, bool(h.maps))]
+    return draw.choice(names) if names else None
+
+
+def reachable(m: Model, h: Handle, stream: str | None) -> str:
+    """The stream of a map, if no capture has to do with the object."""
+    where = m.stream(stream)
+    if m.recording is not None:
+        users = h.streams | h.own.users() | (h.copy.users() if h.copy is not None else set())
+        need(m.recording.stream not in users | {m.current})
+    return where
+
+
+def refused(m: Model, h: Handle, write: bool, alias: bool = False) -> Outcome | None:
+    """Why a map is refused, if it is."""
+    if h.closed:
+        return CLOSED
+    writers = any(m.things[name].writes for name in h.maps)
+    if h.kind == "image" and not alias and (writers or (write and h.maps)):
+        return CONFLICT
+    return None
+
+
+def enter(m: Model, h: Handle, handle: str, name: str, stream: str, mode: str, alias: bool = False) -> None:
+    """A map of ``h``."""
+    if h.kind == "image":
+        if h.copy is None:
+            h.copy = Memory(h.own.data.size)
+            if mode != "overwrite":
+                h.copy.take(h.own)
+        elif alias and mode != "overwrite":
+            h.copy.take(h.own)
+    memory = h.copy if h.copy is not None else h.own
+    thing = Thing("map", Piece(memory, 0, memory.data.size), stream, source=handle)
+    thing.writes, thing.readonly = mode in ("write", "overwrite"), mode == "readonly"
+    h.maps.append(name)
+    h.streams |= {stream, m.current}
+    m.use(memory, stream, write=False)
+    m.things[name] = thing
+
+
+def leave(m: Model, name: str, stream: str, *, publish: bool) -> Outcome:
+    """The end of a map, on ``stream``."""
+    thing = m.things[name]
+    h = m.handles[thing.source]
+    thing.closed = True
+    h.maps.remove(name)
+    h.streams |= thing.piece.memory.users() | {m.current, stream}
+    if h.kind == "image" and thing.writes and publish and h.copy is not None:
+        h.own.take(h.copy)
+    exported = any(t.kind == "export" and t.source == name and not t.copied for t in m.things.values())
+    if not h.maps:
+        if h.kind == "image":
+            h.copy = None
+        if h.kind != "external":  # that is the same memory in every map
+            h.own.unwritten[:] = False
+        if h.kind == "buffer":
+            h.own.writer, h.own.readers = None, set()
+    for thing in m.things.values():
+        if thing.kind == "export" and thing.source == name and not thing.copied:
+            thing.closed = True
+    return Outcome(warning="DanglingExportWarning" if exported and h.kind == "buffer" else "")
+
+
+# --- objects ------------------------------------------------------------------------------------------------------
+@operation("maps", 4)
+class register:
+    @staticmethod
+    def choose(m: Model, draw: Draw) -> Any:
+        kind = draw.choice(("buffer", "buffer", "image", "image", "external"))
+        if len(m.handles) > 6:
+            return None
+        return (
+            m.fresh("x" if kind == "external" else "h"),
+            kind,
+            draw.choice((64, 128, 256)),
+            draw.number(250),
+        )
+
+    @staticmethod
+    def predict(m: Model, name: str, kind: str, size: int, number: int) -> Outcome:
+        m.outside()
+        m.handles[name] = Handle(kind, Memory(size, pattern(number, size)))
+        return DONE
+
+    @staticmethod
+    def perform(w: Any, name: str, kind: str, size: int, number: int) -> None:
+        data = pattern(number, size)
+        if kind == "external":
+            w.names[name] = w.external(name, size, data)
+        else:
+            w.names[name], w.objects[name] = w.graphics.register(kind, size, data)
+
+
+@operation("maps", 2)
+class draw:
+    """The object's owner replaces what it holds."""
+
+    @staticmethod
+    def choose(m: Model, draw: Draw) -> Any:
+        names = [n for n, h in m.handles.items() if not h.maps]
+        return (draw.choice(names), draw.number(250)) if names else None
+
+    @staticmethod
+    def predict(m: Model, name: str, number: int) -> Outcome:
+        h = handle_of(m, name)
+        need(not h.maps)
+        if h.kind == "external":
+            m.outside()
+        Piece(h.own, 0, h.own.data.size).write(pattern(number, h.own.data.size))
+        return DONE
+
+    @staticmethod
+    def perform(w: Any, name: str, number: int) -> None:
+        if name.startswith("x"):
+            w.driver.device_synchronize(0)
+            os.pwrite(w.objects[name], pattern(number, w.sizes[name]).tobytes(), 256)
+        else:
+            w.graphics.put(w.objects[name], pattern(number, w.graphics.made[w.objects[name]][1]))
+
+
+@operation("maps", 2)
+class look_at_object:
+    @staticmethod
+    def choose(m: Model, draw: Draw) -> Any:
+        names = [n for n, h in m.handles.items() if not h.maps]
+        return (draw.choice(names),) if names else None
+
+    @staticmethod
+    def predict(m: Model, name: str) -> Outcome:
+        h = handle_of(m, name)
+        need(not h.maps)
+        if h.kind == "external":
+            m.outside()
+        return Outcome(Piece(h.own, 0, h.own.data.size).holds())
+
+    @staticmethod
+    def perform(w: Any, name: str) -> Any:
+        if name.startswith("x"):
+            w.driver.device_synchronize(0)
+            return np.frombuffer(os.pread(w.objects[name], w.sizes[name], 256), np.uint8)
+        return w.graphics.get(w.objects[name])
+
+
+# --- maps ---------------------------------------------------------------------------------------------------------
+@operation("maps", 8)
+class map_object:
+    @staticmethod
+    def choose(m: Model, draw: Draw) -> Any:
+        name = pick_handle(m, draw)
+        alias = draw.number(6) == 0
+        return name and (m.fresh("m"), name, m.pick_stream(draw), draw.choice(MODES), alias)
+
+    @staticmethod
+    def predict(m: Model, new: str, name: str, stream: str | None, mode: str, alias: bool) -> Outcome:
+        h = handle_of(m, name)
+        where = reachable(m, h, stream)
+        no = refused(m, h, mode in ("write", "overwrite"), alias)
+        if no is None:
+            enter(m, h, name, new, where, mode, alias)
+        return no or DONE
+
+    @staticmethod
+    def perform(w: Any, new: str, name: str, stream: str | None, mode: str, alias: bool) -> None:
+        handle, where = w.names[name], w.stream(stream)
+        if mode in ("write", "overwrite"):
+            w.names[new] = handle.map_mut(where, overwrite=mode == "overwrite", alias=alias)
+        else:
+            w.names[new] = handle.map(where, readonly=mode == "readonly", alias=alias)
+
+
+@operation("maps", 6)
+class release:
+    @staticmethod
+    def choose(m: Model, draw: Draw) -> Any:
+        name = pick(m, draw, "map")
+        how = draw.choice(("release", "release", "raise", "cancel"))
+        return name and (name, how, m.pick_stream(draw) if how == "release" else None)
+
+    @staticmethod
+    def predict(m: Model, name: str, how: str, stream: str | None) -> Outcome:
+        thing = m.live(name, "map")
+        h = m.handles[thing.source]
+        where = m.stream(stream)
+        reachable(m, h, None)
+        m.idle(thing.piece.memory)
+        found = leave(m, name, where, publish=how != "cancel")
+        return found._replace(error="Boom") if how == "raise" else found
+
+    @staticmethod
+    def perform(w: Any, name: str, how: str, stream: str | None) -> None:
+        found = w.names[name]
+        if how == "cancel":
+            found.cancel()
+        elif how == "raise":
+            with found:
+                raise Boom
+        else:
+            found.release(w.stream(stream))
+
+
+@operation("maps", 2)
+class map_together:
+    """Two handles mapped by one call, and left by one."""
+
+    @staticmethod
+    def choose(m: Model, draw: Draw) -> Any:
+        one, other = pick_handle(m, draw), pick_handle(m, draw)
+        if one is None or one == other:
+            return None
+        return (
+            m.fresh("m"),
+            m.fresh("m"),
+            one,
+            other,
+            m.pick_stream(draw),
+            draw.number(2) == 1,
+            draw.number(250),
+        )
+
+    @staticmethod
+    def predict(
+        m: Model, a: str, b: str, one: str, other: str, stream: str | None, write: bool, number: int
+    ) -> Outcome:
+        h, g = handle_of(m, one), handle_of(m, other)
+        need(one != other)
+        where = reachable(m, h, stream)
+        reachable(m, g, stream)
+        no = refused(m, h, write) or refused(m, g, write)
+        if no is not None:
+            return no
+        for new, name, own in (a, one, h), (b, other, g):
+            enter(m, own, name, new, where, "write" if write else "read")
+            if write:
+                m.things[new].piece.write(pattern(number, own.own.data.size))
+                m.use(m.things[new].piece.memory, where, write=True)
+            leave(m, new, where, publish=True)
+            del m.things[new]
+        return DONE
+
+    @staticmethod
+    def perform(
+        w: Any, a: str, b: str, one: str, other: str, stream: str | None, write: bool, number: int
+    ) -> None:
+        with cuglue.map_all([w.names[one], w.names[other]], w.stream(stream), mutable=write) as maps:
+            for found in maps if write else ():
+                size = found.size
+                w.rt.command(stream=w.stream(stream)).write_to_gpu(
+                    cuglue.CopyDescriptor(found, (size,), (1,), 1), pattern(number, size)
+                )
+
+
+@operation("maps", 3)
+class read_object:
+    @staticmethod
+    def choose(m: Model, draw: Draw) -> Any:
+        name = pick_handle(m, draw)
+        return name and (name, m.pick_stream(draw))
+
+    @staticmethod
+    def predict(m: Model, name: str, stream: str | None) -> Outcome:
+        h = handle_of(m, name)
+        where = reachable(m, h, stream)
+        no = refused(m, h, False)
+        if no is not None:
+            return no
+        m.idle(h.copy if h.copy is not None else h.own)
+        h.streams |= {where, m.current}
+        memory = h.copy if h.copy is not None else h.own
+        m.use(memory, where, write=False)
+        return Outcome(Piece(memory, 0, memory.data.size).holds())
+
+    @staticmethod
+    def perform(w: Any, name: str, stream: str | None) -> Any:
+        return w.names[name].read(w.stream(stream))
+
+
+@operation("maps", 3)
+class write_object:
+    @staticmethod
+    def choose(m: Model, draw: Draw) -> Any:
+        name = pick_handle(m, draw)
+        return name and (name, m.pick_stream(draw), draw.number(250), draw.number(5) == 0)
+
+    @staticmethod
+    def predict(m: Model, name: str, stream: str | None, number: int, wrong: bool) -> Outcome:
+        h = handle_of(m, name)
+        where = reachable(m, h, stream)
+        if wrong:
+            return Outcome(error="LayoutError")
+        no = refused(m, h, True)
+        if no is not None:
+            return no
+        m.idle(h.own)
+        h.streams |= {where, m.current}
+        size = h.own.data.size
+        Piece(h.own, 0, size).write(pattern(number, size))
+        return DONE
+
+    @staticmethod
+    def perform(w: Any, name: str, stream: str | None, number: int, wrong: bool) -> None:
+        handle = w.names[name]
+        data = pattern(number, handle.size + wrong)
+        w.names[name].write(data if wrong else data.reshape(handle.shape), w.stream(stream))
+
+
+@operation("closes", 2)
+class close_handle:
+    @staticmethod
+    def choose(m: Model, draw: Draw) -> Any:
+        name = pick_handle(m, draw)
+        return name and (name,)
+
+    @staticmethod
+    def predict(m: Model, name: str) -> Outcome:
+        h = handle_of(m, name)
+        reachable(m, h, None)
+        h.closed = True
+        return DONE
+
+    @staticmethod
+    def perform(w: Any, name: str) -> None:
+        w.names[name].close()
+
+
+@operation("closes", 1)
+class map_closed:
+    @staticmethod
+    def choose(m: Model, draw: Draw) -> Any:
+        names = [n for n, h in m.handles.items() if h.closed]
+        return (draw.choice(names),) if names else None
+
+    @staticmethod
+    def predict(m: Model, name: str) -> Outcome:
+        need(handle_of(m, name).closed)
+        m.stream(None)
+        return CLOSED
+
+    @staticmethod
+    def perform(w: Any, name: str) -> None:
+        w.names[name].map()

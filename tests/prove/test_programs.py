@@ -1,0 +1,218 @@
+"""Random programs: they hold what they promise, they find defects that are planted, and make them small."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prove.programs import replay
+from prove.programs.check import run
+from prove.programs.generate import MINIMUM, STEPS, Program, generate
+from prove.programs.mesa import MesaGraphics
+from prove.programs.model import FEATURES, OPERATIONS, Outcome, Step
+from prove.programs.report import many
+from prove.programs.shrink import script, shrink, smallest
+
+from cuglue.command.staging import DropQueue
+from cuglue.command.storage import Storage
+from cuglue.core.block import BlockLife
+from cuglue.core.stream import Stream
+from cuglue.driver.protocol import Access
+from cuglue.graphics.images import ImageBacking
+from cuglue.memory.pool.resource import PoolResource
+
+
+@pytest.mark.parametrize("first", range(0, 80, 20))
+def test_programs(first: int) -> None:
+    tally = many(20, 1, 10_000 + first, real=False)
+    assert tally.failures == [], tally.text()
+    assert tally.programs == 20
+    for feature, count in MINIMUM.items():
+        assert tally.least[feature] >= count
+
+
+@pytest.mark.gl
+@pytest.mark.parametrize("seed", range(20_000, 20_005))
+def test_programs_with_opengl(seed: int) -> None:
+    verdict = run(generate(seed), graphics=MesaGraphics)
+    assert verdict.failure is None, script(generate(seed), verdict.failure)
+
+
+def test_every_program_has_its_steps_and_features() -> None:
+    operations: Counter[str] = Counter()
+    for seed in range(200):
+        program = generate(seed)
+        closing = [step.name for step in program.steps].index("close_runtime")
+        features = Counter(OPERATIONS[step.name].feature for step in program.steps[:closing])
+        assert closing >= STEPS
+        assert all(features[feature] >= count for feature, count in MINIMUM.items())
+        assert program == generate(seed)
+        operations.update(step.name for step in program.steps)
+    assert set(OPERATIONS) == set(operations), "no operation is out of reach"
+    assert {operation.feature for operation in OPERATIONS.values()} == set(FEATURES)
+
+
+# --- defects ------------------------------------------------------------------------------------------------------
+def sometimes_no_wait(method: Any) -> Any:
+    def wait_for(stream: Stream, origin: Stream, seq: int) -> bool:
+        return seq % 3 != 0 and bool(method(stream, origin, seq))
+
+    return wait_for
+
+
+def no_note_of_reads(method: Any) -> Any:
+    def finish(block: Any, stream: Any, access: Access, *more: Any) -> None:
+        if access & Access.WRITE:
+            method(block, stream, access, *more)
+
+    return finish
+
+
+def nothing(*args: Any, **kwargs: Any) -> int:
+    return 0
+
+
+def always_free(pool: Any, block: Any, stream: Any) -> bool:
+    return True
+
+
+DEFECTS: dict[str, tuple[type, str, Callable[[Any], Any], str]] = {
+    "a wait is skipped now and then": (Stream, "wait_for", sometimes_no_wait, "hazard"),
+    "reads are not noted": (BlockLife, "finish", no_note_of_reads, "hazard"),
+    "memory is freed without a join": (BlockLife, "join_uses", lambda method: nothing, "hazard"),
+    "what was written is not published": (ImageBacking, "publish", lambda method: nothing, "wrong bytes"),
+    "a retired block is handed out": (PoolResource, "_order", lambda method: always_free, "hazard"),
+    "host bytes are let go at once": (DropQueue, "push", lambda method: nothing, "hazard"),
+    "memory is kept": (Storage, "__del__", lambda method: nothing, "unexpected ResourceWarning"),
+    "a capture is not refused": (Stream, "refuse_capture", lambda method: nothing, ""),
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_planted_defect_is_found_and_made_small(defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, name, make, wanted = DEFECTS[defect]
+    monkeypatch.setattr(kind, name, make(getattr(kind, name)))
+    for seed in range(60):
+        program = generate(seed)
+        failure = run(program).failure
+        if failure is not None and failure.kind.startswith(wanted):
+            break
+    else:
+        pytest.fail("not found in 60 programs")
+    small, failure = shrink(program, failure)
+    text = script(small, failure)
+    assert len(small.steps) <= 12, text
+    assert failure.kind.startswith(wanted)
+    with pytest.raises(AssertionError):
+        exec(text.replace("scripts.prove", "prove"), {})
+    monkeypatch.undo()
+    exec(text.replace("scripts.prove", "prove"), {})  # without the defect the same program is right
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind"),
+    [
+        (Outcome(error="ClosedError"), "no ClosedError"),
+        (Outcome(warning="ResourceWarning"), "no ResourceWarning"),
+        (Outcome(False), "None in place of False"),
+    ],
+)
+def test_what_does_not_come_is_a_failure(
+    outcome: Outcome, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OPERATIONS["collect"], "predict", staticmethod(lambda m: outcome))
+    failure = run(Program(0, "async", (Step("collect", ()),))).failure
+    assert failure is not None
+    assert failure.kind == kind
+
+
+# --- making small -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("needed", [{3}, {0, 19}, {4, 5, 6}, set(range(0, 20, 3))])
+def test_the_smallest_part_that_fails(needed: set[int]) -> None:
+    assert smallest(range(20), lambda part: needed <= set(part)) == sorted(needed)
+
+
+# --- programs that failed once ------------------------------------------------------------------------------------
+ONCE: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
+    "a buffer on a raw stream, read elsewhere, outlives the stream": (
+        "pool of sync",
+        [
+            ("raw_stream", "r1"),
+            ("create", "b1", "r1", 96, 70),
+            ("read", "f1", "b1", "own0", False),
+            ("destroy_raw", "r1"),
+            ("drop", "b1"),
+            ("collect",),
+        ],
+    ),
+    "a runtime is closed after a stream that it copied to": (
+        "pool of sync",
+        [
+            ("raw_stream", "r1"),
+            ("create", "b1", None, 256, 109),
+            ("write", "b1", "r1", 84, "bytes"),
+            ("destroy_raw", "r1"),
+            ("close_runtime",),
+        ],
+    ),
+    "a buffer on a raw stream outlives its resource": (
+        "pool of sync",
+        [("raw_stream", "r1"), ("create", "b1", "r1", 96, 131), ("close_resource",), ("drop", "b1")],
+    ),
+    "a future is dropped after its runtime was closed": (
+        "pool of sync",
+        [
+            ("create", "b1", None, 512, 172),
+            ("new_stream", "s1"),
+            ("read", "f1", "b1", "s1", False),
+            ("close_runtime",),
+            ("drop_future", "f1"),
+        ],
+    ),
+    "an object is written after a command failed to": (
+        "budget",
+        [
+            ("create", "b1", None, 512, 3),
+            ("register", "x1", "external", 256, 142),
+            ("map_object", "m1", "x1", "own0", "read", False),
+            ("batch", "f1", "b1", "m1", "own1", 208, "before"),
+            ("write_object", "x1", "own0", 123, False),
+            ("read", "f2", "m1", "own1", False),
+            ("result", "f2"),
+        ],
+    ),
+    "an image is mapped again after a command failed to write it": (
+        "budget",
+        [
+            ("create", "b1", None, 512, 3),
+            ("register", "h1", "image", 256, 142),
+            ("map_object", "m1", "h1", "own0", "write", False),
+            ("batch", "f1", "b1", "m1", "own1", 208, "before"),
+            ("release", "m1", "cancel", None),
+            ("map_object", "m2", "h1", "own0", "read", False),
+            ("add", "m2", "own1", 5),
+            ("read", "f2", "m2", "own1", False),
+            ("result", "f2"),
+        ],
+    ),
+    "a view is written while a copy was taken through another": (
+        "budget",
+        [
+            ("create", "b1", "own0", 512, 104),
+            ("view", "v1", "b1"),
+            ("export", "e1", "v1", "asarray"),
+            ("export", "e2", "v1", "numpy"),
+            ("poke", "e1", 203),
+            ("look_at_export", "e1"),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_programs_that_failed_once(name: str) -> None:
+    resource, steps = ONCE[name]
+    for seed in range(3):
+        replay(seed=seed, resource=resource, steps=steps)
