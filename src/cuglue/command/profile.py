@@ -62,7 +62,8 @@ class Profile:
         try:
             stream.driver.event_record(event, stream.handle)
         except BaseException:
-            stream.state.retire.forget(_DestroyEvents(stream.driver, [event]))  # tried again should it fail
+            stream.state.retire.forget(_DestroyEvents(stream.driver, [event]))
+            stream.state.retire.run_forgotten()  # now, and again at the next call should that fail
             raise
         self._events.append(event)
 
