@@ -2,9 +2,9 @@
 
 Teaches: nothing; measures.   Needs: nothing (peers need a CUDA device).   Run: python benchmarks/fragmentation.py
 
-Without a device our pools run over addresses that nothing is behind, beside a model of CuPy's algorithm. With one, the
-real peers run in the same process. The table is printed in Markdown, one line for a trace and seed; --raw writes all
-figures as JSON.
+Without a device our pool runs over addresses that nothing is behind, beside models of CuPy's and RMM's algorithms. With
+one, the real peers run in the same process. The table is printed in Markdown, one line for a trace and seed; --raw
+writes all figures as JSON.
 """
 
 from __future__ import annotations
@@ -67,6 +67,9 @@ class Ours:
         self, source: Callable[[], Any], *, held: Callable[[], int] | None = None, **options: Any
     ) -> None:
         self.pool = PoolResource(source(), **options)
+        driver: Any = self.pool.driver
+        # A real device does at once the little that a pool has queued; the simulated one waits to be asked.
+        self._run = driver.device_synchronize if driver.capabilities(0).simulated else None
         self._held = held
         self._before = held() if held else 0
         self._streams: dict[int, Any] = {}
@@ -84,7 +87,10 @@ class Ours:
         return self._streams[number]
 
     def take(self, nbytes: int, stream: int) -> Any:
-        return self.pool.allocate(nbytes, self._stream(stream))
+        block = self.pool.allocate(nbytes, self._stream(stream))
+        if self._run is not None:
+            self._run(0)
+        return block
 
     def free(self, memory: Any) -> None:
         self.pool.deallocate(memory)
@@ -156,6 +162,66 @@ class CupyModel:
         del free[bisect_left(free, (size, address))]
         del self._starts[stream][address]
         del self._ends[stream][address + size]
+
+    def reserved(self) -> int:
+        return self._reserved
+
+    def close(self) -> None:
+        pass
+
+
+class RmmModel:
+    """RMM's pool as published, from nothing: best fit per stream, then other streams' memory, then twice as much."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[tuple[int, int]]] = {}  # by stream: (address, size), sorted
+        self._heads: set[int] = set()  # addresses where a page begins: nothing is merged across
+        self._next = 1 << 20
+        self._reserved = 0
+
+    def take(self, nbytes: int, stream: int) -> Any:
+        size = -(-nbytes // 256) * 256
+        mine = self._free.setdefault(stream, [])
+        address = self._fit(mine, mine, size)
+        others = [free for other, free in self._free.items() if other != stream]
+        for free in others:
+            address = address or self._fit(free, mine, size)
+        for free in others:
+            if not address:
+                for piece in free:
+                    self._add(mine, *piece)
+                free.clear()
+                address = self._fit(mine, mine, size)
+        if not address:
+            grown = max(size, self._reserved)
+            self._heads.add(self._next)
+            insort(mine, (self._next, grown))
+            self._next += grown + (1 << 20)
+            self._reserved += grown
+            address = self._fit(mine, mine, size)
+        return address, size, stream
+
+    def _fit(self, free: list[tuple[int, int]], rest_to: list[tuple[int, int]], size: int) -> int:
+        """The address of the smallest piece that fits; what is left of it goes to ``rest_to``. 0: there is none."""
+        found, address = min(((s, a) for a, s in free if s >= size), default=(0, 0))
+        if found:
+            free.remove((address, found))
+            if found > size:
+                self._add(rest_to, address + size, found - size)
+        return address
+
+    def _add(self, free: list[tuple[int, int]], address: int, size: int) -> None:
+        at = bisect_left(free, (address, 0))
+        if at < len(free) and free[at][0] == address + size and address + size not in self._heads:
+            size += free.pop(at)[1]
+        if at and sum(free[at - 1]) == address and address not in self._heads:
+            before = free.pop(at - 1)
+            address, size = before[0], before[1] + size
+        insort(free, (address, size))
+
+    def free(self, memory: Any) -> None:
+        address, size, stream = memory
+        self._add(self._free[stream], address, size)
 
     def reserved(self) -> int:
         return self._reserved
@@ -275,7 +341,11 @@ def replay(trace: list[Event], allocator: Allocator) -> dict[str, float]:
 def contestants(simulated: bool) -> tuple[dict[str, Callable[[], Allocator]], list[str]]:
     """Who runs here, by name, and who cannot."""
     if simulated:
-        return {"cuglue pool": lambda: Ours(Paper), "CuPy's algorithm": CupyModel}, []
+        return {
+            "cuglue pool": lambda: Ours(Paper),
+            "CuPy's algorithm": CupyModel,
+            "RMM's algorithm": RmmModel,
+        }, []
     virtual = cuglue.current_driver().capabilities(0).virtual_memory
     everybody: dict[str, tuple[bool, Callable[[], Allocator]]] = {
         "cuglue pool": (True, lambda: Ours(lambda: DirectCudaResource(mode="sync"))),
@@ -284,6 +354,7 @@ def contestants(simulated: bool) -> tuple[dict[str, Callable[[], Allocator]], li
         "CuPy MemoryPool": (True, lambda: Cupy("pool")),
         "CuPy MemoryAsyncPool": (True, lambda: Cupy("async")),
         "CuPy's algorithm": (True, CupyModel),
+        "RMM's algorithm": (True, RmmModel),
         "RMM pool": (importlib.util.find_spec("rmm") is not None, Rmm),
         "torch": (importlib.util.find_spec("torch") is not None, Torch),
     }

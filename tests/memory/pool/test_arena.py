@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cuglue.memory.pool import arena
-from cuglue.memory.pool.arena import SMALL, SMALL_PAGE, Arena, class_size
+from cuglue.memory.pool.arena import LARGE, RUN, SMALL, SMALL_PAGE, Arena, class_below, class_size
 from cuglue.memory.pool.spans import ALIGN, Span
 
 from .bytemap import ByteMap, covered
@@ -15,17 +15,27 @@ MIB = 1 << 20
 
 
 @given(st.integers(1, 1 << 40))
-def test_a_class_is_never_too_small_and_wastes_a_thirty_second_at_most(nbytes: int) -> None:
+def test_a_class_is_never_too_small_and_wastes_little(nbytes: int) -> None:
     size = class_size(nbytes)
     assert size >= nbytes
     assert size % ALIGN == 0
     assert class_size(size) == size
-    assert size - nbytes < nbytes / 32 + ALIGN
+    most = 8 if nbytes <= SMALL else 16 if nbytes <= LARGE else 64
+    assert size - nbytes < nbytes / most + ALIGN
 
 
 @given(st.integers(MIB, 1 << 40))
 def test_report_M70_at_most_an_eighth_of_slack_above_a_mebibyte(nbytes: int) -> None:
     assert class_size(nbytes) <= nbytes * 1.125
+
+
+@given(st.integers(1, 1 << 31))
+def test_a_span_goes_to_the_largest_class_that_it_serves(units: int) -> None:
+    size = units * ALIGN
+    below = class_below(size)
+    assert below <= size
+    assert class_size(below) == below
+    assert class_size(below + 1) > size
 
 
 @given(st.integers(1, 1 << 40), st.integers(1, 1 << 40))
@@ -41,9 +51,9 @@ class Grown:
         self.arena = Arena()
 
     def take(self, nbytes: int) -> Span:
-        span = self.arena.find(nbytes)
+        span = self.arena.pop(nbytes) or self.arena.find(nbytes)
         if span is None:
-            for page in self.arena.replaceable(nbytes, record=True):
+            for page in self.arena.replaceable(nbytes):
                 self.arena.drop(page)
                 self.memory.drop(page)
             good, _ = self.arena.page_sizes(nbytes)
@@ -58,7 +68,7 @@ def test_small_requests_share_pages_and_come_in_runs() -> None:
     spans = [grown.take(1000) for _ in range(100)]
     assert grown.memory.grown == [SMALL_PAGE]
     assert len({span.ptr for span in spans}) == 100
-    assert len(grown.arena.bin_of(1000)) == 128 - 100
+    assert len(grown.arena.bin_of(1000)) == -100 % (RUN // 1024)
 
 
 def test_report_M20_small_blocks_never_carve_up_a_large_one() -> None:
@@ -113,6 +123,50 @@ def test_a_size_near_by_is_served_from_the_bin_above() -> None:
     span.stack.append(span)
     assert grown.arena.pop(500_000) is None
     assert grown.arena.pop(1_100_000) is None
+
+
+def test_a_span_little_larger_than_asked_for_is_not_cut() -> None:
+    grown = Grown()
+    spans = [grown.take(4 * MIB) for _ in range(2)]
+    for span in spans:
+        span.stack.append(span)
+    grown.arena.flush()
+    given = grown.arena.take(4 * MIB * 31 // 32)
+    assert given in spans
+    assert given.size == 4 * MIB
+    given.stack.append(given)
+    assert grown.arena.pop(4 * MIB) is given, "it went back to the bin of its own size"
+
+
+def test_a_large_page_waits_for_requests_of_nearly_its_size() -> None:
+    grown = Grown()
+    big = grown.take(40 * MIB)
+    big.stack.append(big)
+    grown.arena.flush()
+    assert grown.arena.take(20 * MIB) is None
+    assert grown.arena.take(33 * MIB) is big
+    big.stack.append(big)
+    grown.arena.flush()
+    assert grown.arena.take(20 * MIB, whole=True) is not None
+
+
+def test_few_small_pages_are_not_merged_but_more_are_taken() -> None:
+    grown = Grown()
+    grown.take(100 * MIB)
+    spans = [grown.take(100_000) for _ in range(19)]
+    for span in spans:
+        span.stack.append(span)
+    assert grown.memory.grown[1:] == [SMALL_PAGE]
+    grown.take(60_000)
+    grown.take(60_000)
+    grown.take(60_000)
+    assert grown.arena.flushes == 0
+    assert grown.memory.grown[1:] == [SMALL_PAGE] * 2
+    for span in [grown.take(1500) for _ in range(9000)]:
+        span.stack.append(span)  # now they are a good part of all memory
+    while not grown.arena.flushes:
+        grown.take(90_000)
+    assert grown.arena.small_reserved < 24 * MIB
 
 
 def test_the_table_of_sizes_stays_small(monkeypatch: object) -> None:

@@ -590,6 +590,118 @@ def test_report_M47_grows_before_it_steals(device: Any) -> None:
     pool.close()
 
 
+def _filled(sim: Any, pool: PoolResource, stream: Any, nbytes: int) -> Any:
+    block = pool.allocate(nbytes, stream)
+    sim.fill_async(block.ptr, 1, nbytes, stream.handle)
+    stream.submit()
+    return block
+
+
+def test_report_M47_only_a_stream_without_work_lends_before_the_pool_grows(device: Any) -> None:
+    sim = device()
+    pool = PoolResource(AsyncCudaResource())
+    busy, idle, third = (as_stream(sim.Stream()) for _ in range(3))
+    held = _filled(sim, pool, third, 80 * MIB)
+    for stream in (busy, idle):
+        pool.deallocate(_filled(sim, pool, stream, 10 * MIB))
+    sim.stream_synchronize(idle.handle)
+    event = sim.event_create(0)
+    for _ in range(100):  # each look at a stream runs one step of it
+        sim.event_record(event, busy.handle)
+    reserved = pool.bytes_reserved
+    lent = _filled(sim, pool, third, 10 * MIB)
+    assert pool.counters.stolen == 1
+    assert lent.ptr in {span.ptr for page in pool.homes.of(idle).pages for span in page.spans()}
+    assert pool.bytes_reserved == reserved
+    more = _filled(sim, pool, third, 10 * MIB)
+    assert pool.counters.stolen == 1
+    assert pool.bytes_reserved == reserved + 10 * MIB
+    for block in (held, lent, more):
+        pool.deallocate(block)
+    sim.stream_synchronize(busy.handle)
+    sim.event_destroy(event)
+    pool.close()
+
+
+def test_what_idle_streams_have_is_merged_before_the_pool_grows(device: Any) -> None:
+    sim = device()
+    pool = PoolResource(AsyncCudaResource())
+    one, two = (as_stream(sim.Stream()) for _ in range(2))
+    held = _filled(sim, pool, two, 96 * MIB)
+    page = _filled(sim, pool, one, 24 * MIB)
+    pool.deallocate(page)
+    parts = [_filled(sim, pool, one, 3 * MIB) for _ in range(8)]
+    assert {part.ptr for part in parts} <= set(range(page.ptr, page.ptr + 24 * MIB, 3 * MIB))
+    for part in parts:
+        pool.deallocate(part)
+    sim.stream_synchronize(one.handle)
+    reserved = pool.bytes_reserved
+    whole = _filled(sim, pool, two, 24 * MIB)
+    assert whole.ptr == page.ptr
+    assert pool.bytes_reserved == reserved
+    assert pool.counters.stolen > 0
+    for block in (held, whole):
+        pool.deallocate(block)
+    pool.close()
+
+
+def test_a_stream_that_cannot_say_whether_it_has_work_lends_nothing(device: Any) -> None:
+    sim = device()
+    pool = PoolResource(AsyncCudaResource())
+    one, two = (as_stream(sim.Stream()) for _ in range(2))
+    held = pool.allocate(96 * MIB, two)
+    pool.deallocate(pool.allocate(10 * MIB, one))
+    sim.stream_synchronize(one.handle)
+    with faults.fail("stream_query", persistent=True):
+        other = pool.allocate(10 * MIB, two)
+    assert pool.counters.stolen == 0
+    for block in (held, other):
+        pool.deallocate(block)
+    pool.close()
+
+
+def test_a_wait_that_fails_lends_nothing_and_loses_nothing(device: Any) -> None:
+    sim = device()
+    pool = PoolResource(AsyncCudaResource())
+    one, two = (as_stream(sim.Stream()) for _ in range(2))
+    held = pool.allocate(96 * MIB, two)
+    pool.deallocate(pool.allocate(10 * MIB, one))
+    sim.stream_synchronize(one.handle)
+    cached = pool.free_spans()[0]
+    for nbytes in (10 * MIB, 3 * MIB):  # the size itself, and a part of it
+        with faults.fail("stream_wait_event"), pytest.raises(cuglue.errors.DriverError):
+            pool.allocate(nbytes, two)
+        assert pool.free_spans()[0] == cached
+    assert pool.counters.stolen == 0
+    pool.deallocate(held)
+    pool.close()
+
+
+def test_threads_whose_bins_are_empty_do_not_meet_either(device: Any) -> None:
+    sim = device()
+    pool = PoolResource(AsyncCudaResource())
+    streams = [as_stream(sim.Stream()) for _ in range(4)]
+    for stream in streams:
+        pool.deallocate(pool.allocate(15 * MIB, stream))
+        pool.homes.of(stream).flush()
+    done = []
+
+    def work(stream: Any) -> None:
+        done.append([pool.allocate(nbytes, stream) for nbytes in (4 * MIB, 5 * MIB, 5 * MIB)])
+
+    threads = [threading.Thread(target=work, args=(stream,)) for stream in streams]
+    with pool.homes.lock:  # cutting up what its own stream has free needs no more than that stream's lock
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+    assert len(done) == 4
+    for blocks in done:
+        for block in blocks:
+            pool.deallocate(block)
+    pool.close()
+
+
 def test_a_stolen_piece_goes_home_when_memory_is_short(device: Any) -> None:
     sim = device()
     pool = PoolResource(AsyncCudaResource(), max_bytes=40 * MIB)

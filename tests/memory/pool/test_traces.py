@@ -1,4 +1,4 @@
-"""The pool on the traces of the benchmarks: it keeps no more than CuPy's algorithm, and each mechanism is needed."""
+"""The pool on the traces of the benchmarks: it keeps no more than its peers' algorithms; each mechanism is needed."""
 
 from __future__ import annotations
 
@@ -37,12 +37,48 @@ def test_a_trace_is_the_same_each_time_and_frees_all(name: str) -> None:
     assert live == set()
 
 
+def ratios(trace: list[Any]) -> tuple[float, float, float]:
+    """Ours, that of CuPy's algorithm and that of RMM's."""
+    contestants = (
+        fragmentation.Ours(fragmentation.Paper),
+        fragmentation.CupyModel(),
+        fragmentation.RmmModel(),
+    )
+    ours, cupys, rmms = (fragmentation.replay(trace, one)["ratio"] for one in contestants)
+    return ours, cupys, rmms
+
+
 @pytest.mark.parametrize("name", traces.TRACES)
-def test_keeps_no_more_than_cupys_algorithm(sim: Any, name: str) -> None:
-    trace = traces.TRACES[name]()
-    ours = fragmentation.replay(trace, fragmentation.Ours(fragmentation.Paper))
-    theirs = fragmentation.replay(trace, fragmentation.CupyModel())
-    assert 1 <= ours["ratio"] <= theirs["ratio"]
+def test_keeps_no_more_than_the_algorithms_of_cupy_and_rmm(sim: Any, name: str) -> None:
+    ours, cupys, rmms = ratios(traces.TRACES[name]())
+    assert 1 <= ours <= min(cupys, rmms)
+
+
+@pytest.mark.parametrize("name", traces.TRACES)
+def test_on_seeds_that_nothing_was_chosen_by_it_keeps_no_more_either(sim: Any, name: str) -> None:
+    """On average, and never much more than the better of the two, which is lucky on one seed or other."""
+    found = [ratios(traces.TRACES[name](seed)) for seed in range(101, 107)]
+    ours, cupys, rmms = (sum(one) / len(found) for one in zip(*found, strict=True))
+    assert ours <= min(cupys, rmms)
+    assert all(mine <= 1.15 * min(others) for mine, *others in found)
+
+
+def test_the_model_of_rmm_does_what_rmm_does(sim: Any) -> None:
+    model = fragmentation.RmmModel()
+    a = model.take(1000, 0)
+    assert model.reserved() == 1024
+    b = model.take(1000, 1)
+    assert model.reserved() == 2048, "it grows by what it has"
+    model.free(a)
+    assert model.take(1000, 1)[0] == a[0], "other streams' memory comes before growth"
+    model.free(b)
+    c = model.take(3000, 1)
+    assert model.reserved() == 5120, "it grows by more if more is asked for"
+    model.free(c)
+    parts = [model.take(500, 1) for _ in range(2)]
+    for part in parts:
+        model.free(part)
+    assert model.take(3000, 0)[0] == c[0], "neighbours are merged"
 
 
 def test_the_model_of_cupy_does_what_cupy_does() -> None:
@@ -79,7 +115,7 @@ def test_the_mechanisms_that_a_trace_needs_are_used(sim: Any, name: str, mechani
 
 def test_at_a_limit_streams_need_stealing_and_draining(sim: Any) -> None:
     trace = traces.TRACES["streams"]()
-    limit = int(1.35 * traces.peak_in_use(trace))
+    limit = int(1.2 * traces.peak_in_use(trace))
     ours = fragmentation.Ours(fragmentation.Paper, max_bytes=limit)
     result = fragmentation.replay(trace, ours)
     assert result["reserved"] <= limit

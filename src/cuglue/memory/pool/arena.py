@@ -16,25 +16,51 @@ from .usage import MemoryUsage
 SMALL = 128 << 10  # bytes; up to here requests share small pages
 SMALL_PAGE = 2 << 20
 RUN = 32 << 10  # bytes of one size class that are cut at once
-EXACT = 8 << 10  # up to here every multiple of the alignment is a class; above there are 32 per power of two
-NEAR = 4  # classes above that of a request whose bins serve it too, so that it gets at most 1/6 too much
-SHARE = 64  # a large page is at least this part of all memory, so that few pages hold many requests
+LARGE = 8 << 20  # from here on a page is kept for requests of nearly its size
+EXACT = 4 << 10  # up to here every multiple of the alignment is a class
+# Above, so many classes lie between a power of two and the next, and the bins of so many larger ones serve it too.
+CLASSES_SMALL, CLASSES_MIDDLE, CLASSES_LARGE = 8, 16, 64
+NEAR_SMALL, NEAR_MIDDLE, NEAR_LARGE = 2, 5, 2
+CLOSE = 5 / 4  # a large request is given a span at most so many times its size, while there is more memory
+SPARE_MIDDLE, SPARE_LARGE = 16, 64  # a rest smaller than such a part of the request is not cut off
+SHARE = (
+    128  # a page of middle sizes is at least this part of all memory, so that few pages hold many requests
+)
 LARGEST_SHARED = 64 << 20
 # A free span both larger than this and so many times larger than a request waits for a larger one, if upstream gives.
 UNDIVIDED = 16 << 20
 SPLIT_RATIO = 16
-# Parts of the memory: what has to lie in bins to be worth merging, and in unused pages to be worth replacing.
-WORTH_FLUSHING = 128
-WORTH_REPLACING = 16
+SMALL_PART = 10  # small pages that are less than such a part of all memory are not worth merging
+WORTH_MERGING = 8  # part of the small pages that has to lie in bins
 _KEYS = 1 << 14  # sizes whose bin is known by the size itself
 
 
 def class_size(nbytes: int) -> int:
-    """Bytes that a request of ``nbytes`` gets: at most 1/32 more than asked for, beyond the alignment."""
+    """Bytes that a request of ``nbytes`` gets: at most an eighth (small), 1/16 (middle) or 1/64 (large) more."""
     if nbytes <= EXACT:
         return padded(nbytes) or ALIGN
-    step = 1 << ((nbytes - 1).bit_length() - 6)
+    step = _step(nbytes)
     return padded((nbytes + step - 1) & -step)
+
+
+def class_below(size: int) -> int:
+    """The largest class whose requests fit into a span of ``size`` bytes."""
+    return size if size <= EXACT else size & -max(_step(size), ALIGN)
+
+
+def _step(nbytes: int) -> int:
+    """Bytes between the classes around ``nbytes``."""
+    power: int = 1 << ((nbytes - 1).bit_length() - 1)
+    return power // (
+        CLASSES_SMALL if nbytes <= SMALL else CLASSES_MIDDLE if nbytes <= LARGE else CLASSES_LARGE
+    )
+
+
+def _near(size: int) -> int:
+    """How many classes above ``size`` serve its requests too."""
+    if size <= EXACT:
+        return 0
+    return NEAR_SMALL if size <= SMALL else NEAR_MIDDLE if size < LARGE else NEAR_LARGE
 
 
 class Arena:
@@ -43,7 +69,8 @@ class Arena:
     Attributes:
         bins: by size in alignments, the stacks of free spans for it: its own, which near sizes share, and those a
             little larger.
-        pages, reserved: those taken for it, and their bytes; spans of them may have gone to other arenas.
+        pages, reserved, small_reserved: those taken for it, their bytes, and those of small pages; spans of them may
+            have gone to other arenas.
         hits, misses, flushes: requests served from a bin, and behind it; how often bins were emptied.
     """
 
@@ -54,6 +81,7 @@ class Arena:
         self.large = BestFit()
         self.pages: dict[Page, None] = {}
         self.reserved = 0
+        self.small_reserved = 0
         self.hits = 0
         self.misses = 0
         self.flushes = 0
@@ -75,9 +103,8 @@ class Arena:
 
     def _open_bins(self, nbytes: int) -> tuple[list[Span], ...]:
         """The stacks for ``nbytes`` bytes, known to :attr:`bins` from now on."""
-        size = class_size(nbytes)
-        sizes = [size]
-        for _ in range(NEAR if size > EXACT else 0):
+        sizes = [class_size(nbytes)]
+        for _ in range(_near(sizes[0])):
             sizes.append(class_size(sizes[-1] + 1))
         if len(self.bins) >= _KEYS:
             self.bins.clear()
@@ -85,57 +112,66 @@ class Arena:
         self.bins[(nbytes + ALIGN - 1) // ALIGN] = stacks
         return stacks
 
-    def binned(self, small: bool) -> int:
-        """Bytes in bins, of small classes or of large ones."""
-        stacks = list(self._stacks.items())
-        return sum(size * len(stack) for size, stack in stacks if (size <= SMALL) is small)
-
     def binned_spans(self) -> list[Span]:
         """The spans in bins."""
         return [span for stack in list(self._stacks.values()) for span in list(stack)]
 
-    def flush(self, small: bool | None = None) -> int:
-        """Empty the bins (of small classes, of large ones, or all) into the heaps; the number of spans moved."""
-        moved = 0
+    def flush(self, small: bool | None = None) -> bool:
+        """Empty the bins (of small classes, of large ones, or all) into the heaps; whether anything lay there."""
+        found: list[Span] = []
         for size, stack in list(self._stacks.items()):
-            if small is not None and (size <= SMALL) is not small:
-                continue
-            while stack:
+            if stack and (small is None or (size <= SMALL) is small):
                 try:
-                    span = stack.pop()
+                    while stack:
+                        found.append(stack.pop())
                 except IndexError:
-                    break  # another thread was quicker
-                self.give(span)
-                moved += 1
-        self.flushes += moved > 0
-        return moved
+                    pass  # another thread was quicker
+        if not found:
+            return False
+        self.flushes += 1
+        self.small.give_all([span for span in found if span.page.small])
+        self.large.give_all([span for span in found if not span.page.small])
+        return True
 
     # --- heaps --------------------------------------------------------------------------------------------------
     def find(self, nbytes: int) -> Span | None:
         """A span for ``nbytes`` bytes out of what is here, merging what lies in bins if that is worth it."""
-        span = self.pop(nbytes) or self.take(nbytes)
+        if (nbytes + ALIGN - 1) // ALIGN not in self.bins:
+            span = self.pop(nbytes)
+            if span is not None:
+                return span
+        span = self.take(nbytes)
         if span is None:
             small = class_size(nbytes) <= SMALL
-            binned = self.binned(small)
-            if binned and binned * WORTH_FLUSHING >= self.reserved:
-                self.flush(small)
+            if (not small or self._worth_merging()) and self.flush(small):
                 span = self.take(nbytes)
         return span
+
+    def _worth_merging(self) -> bool:
+        """Whether another small page costs more than merging and cutting the ones there are."""
+        if self.small_reserved * SMALL_PART < self.reserved:
+            return False
+        stacks = list(self._stacks.items())
+        binned = sum(size * len(stack) for size, stack in stacks if size <= SMALL)
+        return binned * WORTH_MERGING >= self.small_reserved
 
     def take(self, nbytes: int, *, whole: bool = False) -> Span | None:
         """A span for ``nbytes`` bytes from the heaps, None if there is none.
 
         Args:
             nbytes: bytes.
-            whole: cut up anything that fits; else small requests leave large memory alone, and large ones leave alone
-                what is much larger.
+            whole: cut up anything that fits; else small requests leave larger memory alone, and others leave alone what
+                is much larger.
         """
         size = class_size(nbytes)
-        span = self._take_small(nbytes, size) if size <= SMALL else None
-        if span is None and (whole or size > SMALL):
-            span = self.large.take(size, 0 if whole else max(size * SPLIT_RATIO, UNDIVIDED))
-            span = span and self.adopt(span, nbytes)
-        return span
+        if size <= SMALL:
+            span = self._take_small(nbytes, size)
+            if span is not None or not whole:
+                return span
+        large = size >= LARGE
+        most = int(size * CLOSE) if large else max(size * SPLIT_RATIO, UNDIVIDED)
+        span = self.large.take(size, 0 if whole else most, size // (SPARE_LARGE if large else SPARE_MIDDLE))
+        return span and self.adopt(span)
 
     def lend(self, nbytes: int) -> Span | None:
         """A free span for ``nbytes`` bytes, in no heap any more, for another arena to adopt."""
@@ -149,22 +185,23 @@ class Arena:
         span = span or self.small.take(size)
         if span is None:
             return None
-        first = self.adopt(span, nbytes)
+        first = self.adopt(span)
+        first.stack = stack = self.bin_of(nbytes)
         while span.size > size:
             rest = span.split(size)
             rest.free = False
-            rest.stack = first.stack
+            rest.stack = stack
             if span is not first:
-                first.stack.append(span)
+                stack.append(span)
             span = rest
         if span is not first:
-            first.stack.append(span)
+            stack.append(span)
         return first
 
-    def adopt(self, span: Span, nbytes: int) -> Span:
-        """Make ``span``, which is in no heap, one for requests of ``nbytes`` bytes of this arena."""
+    def adopt(self, span: Span) -> Span:
+        """Make ``span``, which is in no heap, one of this arena; it goes back to the bin that it fits best."""
         span.home = self
-        span.stack = self.bin_of(nbytes)
+        span.stack = self._stacks.setdefault(class_below(span.size), [])
         span.page.idle_since = 0.0
         return span
 
@@ -190,6 +227,7 @@ class Arena:
     def add(self, page: Page, *, small: bool) -> None:
         """Take a page in, for small requests or for large ones."""
         page.small = small
+        self.small_reserved += page.nbytes if small else 0
         self.pages[page] = None
         self.reserved += page.nbytes
         self.give(page.first)
@@ -202,23 +240,20 @@ class Arena:
         """The pages that are one free span of this arena; spans in bins are not free."""
         return [page for page in self.pages if page.unused and page.first.home is self]
 
-    def replaceable(self, nbytes: int, *, record: bool) -> list[Page]:
-        """The unused pages that should go before there is a page for ``nbytes`` bytes, which fit none of them.
+    def replaceable(self, nbytes: int) -> list[Page]:
+        """The unused pages that should go before the pool holds more than ever for a request of ``nbytes``.
 
-        Args:
-            nbytes: bytes asked for.
-            record: the pool would hold more than it ever did: everything unused goes. Else only what is worth it.
+        A large request has found none of nearly its size and takes no other; others fit into none of these.
         """
         size = class_size(nbytes)
         if size <= SMALL:
             return []
-        unused = [page for page in self.unused() if not page.small and page.nbytes < size]
-        worth = record or sum(page.nbytes for page in unused) * WORTH_REPLACING >= self.reserved
-        return unused if worth else []
+        return [page for page in self.unused() if not page.small and (size >= LARGE or page.nbytes < size)]
 
     def extended(self, page: Page, more: Span) -> None:
         """A page got longer by ``more``."""
         self.reserved += more.size
+        self.small_reserved += more.size if more.page.small else 0
         self.give(more)
 
     def cut_end(self, page: Page, size: int) -> Span | None:
@@ -234,20 +269,27 @@ class Arena:
         self.give(end)
         return piece
 
-    def shortened(self, nbytes: int) -> None:
-        """A page lost ``nbytes`` at its end."""
+    def shortened(self, page: Page, nbytes: int) -> None:
+        """``page`` lost ``nbytes`` at its end."""
         self.reserved -= nbytes
+        self.small_reserved -= nbytes if page.small else 0
 
     def drop(self, page: Page) -> None:
         """Forget an unused page."""
         self.remove(page.first)
         del self.pages[page]
         self.reserved -= page.nbytes
+        self.small_reserved -= page.nbytes if page.small else 0
 
     @property
     def free_bytes(self) -> int:
         """Bytes in bins and heaps."""
-        return self.binned(True) + self.binned(False) + self.small.nbytes + self.large.nbytes
+        return sum(span.size for span in self.binned_spans()) + self.small.nbytes + self.large.nbytes
+
+    @property
+    def has_free(self) -> bool:
+        """Whether anything lies in bins or heaps."""
+        return bool(len(self.large) or len(self.small) or any(list(self._stacks.values())))
 
     def live_spans(self) -> list[Span]:
         """Spans of its pages that are handed out, by this arena or another one; those in other bins too."""

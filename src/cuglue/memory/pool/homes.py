@@ -3,15 +3,16 @@
 Owns which stream has which arena, which are kept for graphs, and the figures of all. Must not know blocks or arrays,
 nor when memory is taken from upstream (:mod:`.ladder`).
 
-Lock order: the pool's lock before the device's ordering lock. Nothing that may run the collector or wait for the device
-is called with the pool's lock held, because finalisers and other threads need it.
+Locks: a request that its own arena can serve takes the lock of that arena alone. Whatever concerns several arenas takes
+the pool's lock and then all of theirs (:meth:`Homes.all_locked`); the device's ordering lock comes last. Nothing that
+may run the collector or wait for the device is called under any of them: finalisers and other threads need them.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 from ...core.device import DeviceState
 from ...core.stream import Stream
@@ -19,6 +20,7 @@ from ...errors import CaptureError, OutOfMemory
 from .arena import Arena
 from .counters import PoolCounters, sum_of
 from .spans import Page, Span
+from .turns import Turns
 from .upstream import Upstream
 
 _HOMES = 64  # streams whose free memory is kept apart; beyond it that of unused streams is given back
@@ -30,12 +32,16 @@ class Home(Arena):
     Attributes:
         stream: may use everything free here at once.
         private: memory of a graph, never given to anybody else.
+        lock: held for whatever changes spans of this arena, but for bins.
+        replaced: unused pages given back before a larger one was taken.
     """
 
     def __init__(self, stream: Stream, *, private: bool = False) -> None:
         super().__init__()
         self.stream = stream
         self.private = private
+        self.lock = Turns()
+        self.replaced = 0
         self.seen = -1  # requests at the last look at its age
         self.refusal: OutOfMemory | None = None  # why upstream gave nothing the last time
 
@@ -52,6 +58,7 @@ class Home(Arena):
             splits=self.small.splits + self.large.splits,
             coalesced=self.small.coalesced + self.large.coalesced,
             flushes=self.flushes,
+            replaced=self.replaced,
         )
 
 
@@ -68,7 +75,7 @@ class Homes:
         self.state = state
         self.upstream = upstream
         self.counters = PoolCounters()
-        self.lock = threading.RLock()
+        self.lock = Turns()
         self.clock: Callable[[], float] = time.monotonic
         self._idle_seconds = idle_seconds
         self._next_look = 0.0
@@ -83,10 +90,20 @@ class Homes:
         home = self._by_stream.get(stream.id)
         return home if home is not None else self._add(stream)
 
+    @contextmanager
+    def all_locked(self) -> Iterator[list[Home]]:
+        """Every home, its lock held; no home comes or goes meanwhile."""
+        with self.lock, ExitStack() as held:
+            homes = self.all()
+            for home in homes:
+                held.enter_context(home.lock)
+            yield homes
+
     def _add(self, stream: Stream) -> Home:
         with self.lock:
             if len(self._by_stream) >= _HOMES:
-                self._forget_unused()
+                with self.all_locked():
+                    self._forget_unused()
             home = self._by_stream.setdefault(stream.id, Home(stream))
             self._note_fast(home)
             return home
@@ -98,7 +115,7 @@ class Homes:
             self.fast[id(owner)] = home
 
     def _forget_unused(self) -> None:
-        """Let go of streams that nothing lives on, so that dead streams can be destroyed (lock held)."""
+        """Let go of streams that nothing lives on, so that dead streams can be destroyed (all locked)."""
         busy = self._busy()
         for key, home in list(self._by_stream.items()):
             if id(home) in busy:
@@ -114,7 +131,7 @@ class Homes:
                 self._keep_counts(home)
 
     def _busy(self) -> set[int]:
-        """The ids of the homes that something goes back to, be it in a page of another home (lock held)."""
+        """The ids of the homes that something goes back to, be it in a page of another home (all locked)."""
         binned = {id(span) for home in self.all() for span in home.binned_spans()}
         spans = [span for home in self.all() for page in home.pages for span in page.spans()]
         return {id(span.home) for span in spans if not span.free and id(span) not in binned}
@@ -152,13 +169,13 @@ class Homes:
 
     def release_private(self, private: Home) -> None:
         """The graph is gone: what is free of its memory may be given back."""
-        with self.lock:
+        with self.all_locked():
             private.private = False
             self._drop_unused(lambda page: True, only=private)
 
     # --- unused pages ---------------------------------------------------------------------------------------------
     def _drop_unused(self, wanted: Callable[[Page], bool], only: Home | None = None) -> int:
-        """Flush, return strays, give back the unused pages that are wanted; how many (lock held)."""
+        """Flush, return strays, give back the unused pages that are wanted; how many (all locked)."""
         homes = [home for home in self.all() if not home.private and (only is None or home is only)]
         for home in homes:
             home.flush()
@@ -182,7 +199,7 @@ class Homes:
         return dropped
 
     def _shorten(self, home: Home) -> int:
-        """Give back the unused ends of pages that can be shortened; how many (lock held)."""
+        """Give back the unused ends of pages that can be shortened; how many (all locked)."""
         by = self.upstream.expandable
         done = 0
         if by is None:
@@ -194,7 +211,7 @@ class Homes:
                 except BaseException:
                     home.give(piece)
                     raise
-                home.shortened(piece.size)
+                home.shortened(page, piece.size)
                 done += 1
         return done
 
@@ -220,21 +237,21 @@ class Homes:
     @property
     def free_bytes(self) -> int:
         """Bytes that are handed out to nobody."""
-        return sum(home.free_bytes for home in self.all())
+        with self.all_locked() as homes:
+            return sum(home.free_bytes for home in homes)
 
     def live_spans(self) -> list[tuple[Span, Stream]]:
         """What is handed out, and on which stream."""
-        with self.lock:
-            homes = self.all()
+        with self.all_locked() as homes:
             binned = {id(span) for home in homes for span in home.binned_spans()}
             spans = [span for home in homes for page in home.pages for span in page.spans()]
             return [(span, span.home.stream) for span in spans if not span.free and id(span) not in binned]
 
     def free_pieces(self) -> list[int]:
         """Bytes of each free span."""
-        with self.lock:
-            spans = [span for home in self.all() for page in home.pages for span in page.spans()]
-            binned = [span.size for home in self.all() for span in home.binned_spans()]
+        with self.all_locked() as homes:
+            spans = [span for home in homes for page in home.pages for span in page.spans()]
+            binned = [span.size for home in homes for span in home.binned_spans()]
             return [span.size for span in spans if span.free] + binned
 
     def snapshot(self) -> PoolCounters:

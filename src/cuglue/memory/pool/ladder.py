@@ -2,6 +2,9 @@
 
 Owns the ladder: grow, grow by the exact size, steal from other streams, give unused pages back and grow again, wait for
 the device, collect garbage. Must not know blocks or arrays. For locks see :mod:`.homes`.
+
+Up to the most that the pool ever held it grows as it likes. Before it holds more it first does without: unused pages
+are replaced, as long as that does not become a habit, and streams that have nothing to do lend what they keep free.
 """
 
 from __future__ import annotations
@@ -10,9 +13,14 @@ import gc
 from collections.abc import Iterator, Sequence
 
 from ...errors import CaptureError, CuglueError, DevicePoisoned, OutOfMemory, PoolCapacityExceeded
-from .arena import SMALL, class_size
+from .arena import LARGE, SMALL, class_size
 from .homes import Home, Homes
 from .spans import Span
+
+# A page is replaced for as many requests, beyond the first: taking one from the driver costs as much as a hundred hits.
+REQUESTS_FOR_A_PAGE = 64
+FIRST_REQUESTS = 1000
+WORTH_BORROWING = 64 << 20  # bytes of the pool; a smaller one rather grows than asks other streams
 
 
 class Ladder(Homes):
@@ -29,7 +37,7 @@ class Ladder(Homes):
             CaptureError: the stream captures and more memory would be needed.
         """
         self.state.retire.run_forgotten()
-        with self.lock:
+        with home.lock:
             home.misses += 1
             span = home.find(nbytes)
         if span is not None:
@@ -63,21 +71,67 @@ class Ladder(Homes):
 
     def _grow(self, home: Home, nbytes: int) -> Span | None:
         """Take a page from upstream, or more of the last one; None if it has none."""
+        good, enough = home.page_sizes(nbytes)
+        if self.upstream.reserved + good > self.upstream.peak and not home.private:
+            # Not so for a graph, which may use every address that it was ever given.
+            span = self._do_without(home, nbytes)
+            if span is not None:
+                return span
         span = self._extend(home, nbytes)
         if span is not None:
             return span
-        with self.lock:
-            good, enough = home.page_sizes(nbytes)
-            record = self.upstream.reserved + good > self.upstream.peak
-            # A graph may use every address that it was ever given.
-            for page in [] if home.private else home.replaceable(nbytes, record=record):
-                self._drop(home, page)
-                self.counters.replaced += 1
         span = self._grow_by(home, nbytes, good) if self.upstream.fits(good) else None
         if span is None and enough < good:
             span = self._grow_by(home, nbytes, enough)
             self.counters.fallbacks += span is not None
         return span
+
+    def _do_without(self, home: Home, nbytes: int) -> Span | None:
+        """What spares the pool a page, before it holds more than ever; None: nothing did, and unused pages are gone."""
+        with self.all_locked():
+            unused = home.replaceable(nbytes) if self.upstream.expandable is None else []
+            used_to_it = home.replaced * REQUESTS_FOR_A_PAGE > home.hits + home.misses + FIRST_REQUESTS
+            span = None
+            if class_size(nbytes) >= LARGE and (used_to_it or not unused):
+                span = home.take(nbytes, whole=True)
+            span = span or self._borrow(home, nbytes)
+            if span is None:
+                for page in unused:
+                    if page.unused:  # still
+                        self._drop(home, page)
+                        home.replaced += 1
+        return span
+
+    def _borrow(self, home: Home, nbytes: int) -> Span | None:
+        """A span out of what streams without work have free (all locked): the size itself, else all of it, merged."""
+        if self.upstream.reserved < WORTH_BORROWING:
+            return None
+        idle = [other for other in self.all() if other is not home and other.has_free and _idle(other)]
+        for other in idle:
+            span = other.pop(nbytes)
+            if span is not None:
+                try:
+                    home.stream.join(other.stream)
+                except BaseException:
+                    span.stack.append(span)
+                    raise
+                self.counters.stolen += 1
+                return home.adopt(span)
+        if not idle or class_size(nbytes) <= SMALL:
+            return None
+        home.flush(False)
+        for other in idle:
+            other.flush(False)
+            spans = list(other.large)
+            home.stream.join(other.stream)  # after that: what is given back to it later may have newer work
+            for span in spans:
+                other.remove(span)
+                home.give(span)
+                self.counters.stolen += 1
+            span = home.take(nbytes, whole=True)
+            if span is not None:
+                return span
+        return None
 
     def _extend(self, home: Home, nbytes: int) -> Span | None:
         """Make the last page longer, by no more than is missing at its end."""
@@ -85,7 +139,7 @@ class Ladder(Homes):
         if by is None:
             return None
         size = class_size(nbytes)
-        with self.lock:
+        with self.all_locked():  # its end may be another home's
             page = home.last(small=size <= SMALL)
             if page is None:
                 return None
@@ -105,14 +159,14 @@ class Ladder(Homes):
             home.refusal = error
             return None
         self.counters.grown += 1
-        with self.lock:
+        with home.lock:
             home.add(page, small=class_size(nbytes) <= SMALL)
             return home.take(nbytes, whole=True)
 
     # --- the ladder ---------------------------------------------------------------------------------------------
     def _steal(self, home: Home, nbytes: int) -> Span | None:
         """A free span of this or another stream, however large; that stream's work so far is waited for on the GPU."""
-        with self.lock:
+        with self.all_locked():
             home.flush()
             span = home.take(nbytes, whole=True)
             if span is not None:
@@ -130,7 +184,7 @@ class Ladder(Homes):
                         continue
                     raise
                 self.counters.stolen += 1
-                return home.adopt(span, nbytes)
+                return home.adopt(span)
         return None
 
     def _lenders(self, home: Home) -> Iterator[Home]:
@@ -139,7 +193,7 @@ class Ladder(Homes):
 
     def _drain(self, home: Home, nbytes: int) -> Span | None:
         """Give back every unused page of every stream and take one of the exact size."""
-        with self.lock:
+        with self.all_locked():
             self.counters.drained += self._drop_unused(lambda page: True)
             span = home.take(nbytes, whole=True)
         return span or self._grow(home, nbytes)
@@ -164,7 +218,7 @@ class Ladder(Homes):
     def trim(self, keep: int = 0) -> int:
         """Give back unused pages until ``keep`` bytes are reserved; the bytes given back."""
         before = self.upstream.reserved
-        with self.lock:
+        with self.all_locked():
             self.counters.trimmed += self._drop_unused(lambda page: self.upstream.reserved > keep)
         return before - self.upstream.reserved
 
@@ -175,8 +229,8 @@ class Ladder(Homes):
         if period is None or now < self._next_look:
             return
         self._next_look = now + period / 2
-        with self.lock:
-            for home in self.all():
+        with self.all_locked() as homes:
+            for home in homes:
                 if home.private:
                     continue
                 requests = home.hits + home.misses
@@ -188,3 +242,12 @@ class Ladder(Homes):
                     if now - page.idle_since >= period:
                         self._drop(home, page)
                         self.counters.shrunk += 1
+
+
+def _idle(home: Home) -> bool:
+    """Whether the device has nothing left to do on its stream. One that cannot say so is not."""
+    stream = home.stream
+    try:
+        return not home.private and stream.nameable() and not stream.capturing and stream.query()
+    except CuglueError:
+        return False

@@ -229,8 +229,12 @@ class PoolResource(Owned, PoolArrays):
         if size == 0:
             return None
         home = self.homes.fast.get(id(current))
-        stream = as_stream(current, device=self._device, driver=self._driver) if home is None else home.stream
-        return self._span(size, stream)[0]
+        if home is None or not self._ready or size > LARGEST:
+            return self._span(size, as_stream(current, device=self._device, driver=self._driver))[0]
+        try:
+            return self.homes.supply(home, size)
+        except OutOfMemory as error:
+            raise explain(self, size, error) from error
 
     # --- streams ------------------------------------------------------------------------------------------------
     def stream_memory(self, stream: object = None) -> StreamMemory:

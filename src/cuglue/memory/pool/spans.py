@@ -153,12 +153,10 @@ class Span:
 class BestFit:
     """Free spans of one owner by size, smallest and lowest first; neighbours are merged."""
 
-    __slots__ = ("_by_ptr", "_keys", "coalesced", "nbytes", "splits")
+    __slots__ = ("_keys", "coalesced", "splits")
 
     def __init__(self) -> None:
-        self._keys: list[tuple[int, int]] = []  # (size, address), sorted
-        self._by_ptr: dict[int, Span] = {}
-        self.nbytes = 0
+        self._keys: list[tuple[int, int, Span]] = []  # (size, address, span), sorted; addresses differ
         self.splits = 0
         self.coalesced = 0
 
@@ -166,28 +164,37 @@ class BestFit:
         return len(self._keys)
 
     def __iter__(self) -> Iterator[Span]:
-        return iter(list(self._by_ptr.values()))
+        return iter([span for _, _, span in self._keys])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all spans."""
+        return sum(size for size, _, _ in self._keys)
 
     @property
     def largest(self) -> int:
         """Bytes of the largest span."""
         return self._keys[-1][0] if self._keys else 0
 
-    def take(self, size: int, most: int = 0) -> Span | None:
-        """The best span for ``size`` bytes, cut to that size and no longer free; None if none fits.
+    def take(self, size: int, most: int = 0, spare: int = 0) -> Span | None:
+        """The best span for ``size`` bytes, no longer free, cut to that size; None if none fits.
 
         Args:
             size: bytes, a multiple of the alignment.
             most: leave spans larger than this alone; 0 takes any.
+            spare: cut off nothing that is no larger than this.
         """
         keys = self._keys
-        at = bisect_left(keys, (size, 0))
-        if at == len(keys) or (most and keys[at][0] > most):
+        at = bisect_left(keys, (size,))
+        if at == len(keys):
             return None
-        span = self._by_ptr[keys[at][1]]
-        self._out(span, at)
-        if span.size > size:
-            self._in(span.split(size))
+        found, _, span = keys[at]
+        if most and found > most:
+            return None
+        del keys[at]
+        if found - size > spare:
+            rest = span.split(size)
+            insort(keys, (rest.size, rest.ptr, rest))
             self.splits += 1
         span.free = False
         return span
@@ -197,30 +204,36 @@ class BestFit:
         span.free = True
         after = span.after
         if after is not None and after.free and after.home is span.home:
-            self._out(after)
+            self.remove(after)
             span.absorb()
             self.coalesced += 1
         before = span.before
         if before is not None and before.free and before.home is span.home:
-            self._out(before)
+            self.remove(before)
             before.absorb()
             span = before
             self.coalesced += 1
-        self._in(span)
+        insort(self._keys, (span.size, span.ptr, span))
         return span
+
+    def give_all(self, spans: list[Span]) -> None:
+        """:meth:`give` for many: each neighbourhood is merged once."""
+        for span in spans:
+            span.free = True
+        keys = []
+        for span in [*spans, *self]:
+            before, home = span.before, span.home
+            if before is not None and before.free and before.home is home:
+                continue  # the one in front takes it over, or has
+            after = span.after
+            while after is not None and after.free and after.home is home:
+                span.absorb()
+                self.coalesced += 1
+                after = span.after
+            keys.append((span.size, span.ptr, span))
+        keys.sort()
+        self._keys = keys
 
     def remove(self, span: Span) -> None:
         """Take a free span out, whole."""
-        self._out(span)
-
-    def _in(self, span: Span) -> None:
-        insort(self._keys, (span.size, span.ptr))
-        self._by_ptr[span.ptr] = span
-        self.nbytes += span.size
-
-    def _out(self, span: Span, at: int = -1) -> None:
-        if at < 0:
-            at = bisect_left(self._keys, (span.size, span.ptr))
-        del self._keys[at]
-        del self._by_ptr[span.ptr]
-        self.nbytes -= span.size
+        del self._keys[bisect_left(self._keys, (span.size, span.ptr))]
