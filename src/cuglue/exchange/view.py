@@ -17,7 +17,7 @@ import numpy as np
 from ..core.stream import as_stream
 from ..driver.protocol import MemoryType
 from ..errors import LayoutError, UnsupportedError
-from ..layout import Layout
+from ..layout import Layout, element
 from .cai import array_interface, cuda_array_interface
 from .capsule import device_capsule, host_capsule
 from .copies import copy_on_device, copy_to_host, host_bytes, host_view, on_host
@@ -245,7 +245,7 @@ class Exporter:
         narrow, layout = self.narrow, self.layout
         if dtype is not None:
             narrow = dtype if isinstance(dtype, str) and dtype in NARROW else None
-            layout = Layout(layout.shape, layout.strides, carrier(narrow) if narrow else np.dtype(dtype))
+            layout = Layout(layout.shape, layout.strides, carrier(narrow) if narrow else element(dtype))
             if layout.itemsize != self.layout.itemsize:
                 raise LayoutError(
                     f"a view of {self.layout.dtype} memory",

@@ -18,11 +18,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
+from ..arguments import seconds
 from ..core import process
 from ..errors import BusyError, ClosedError, WrongThreadError
 from .glcurrent import ContextId, ThreadRef, current_context, is_current, require_context
 from .glqueue import Posted, Queue, Request, check_process, drain, gone, refuse, run
-from .glworker import OwnedContext, Start, close_at_exit, living, serve
+from .glworker import OwnedContext, Start, check_owned, close_at_exit, living, serve
 
 T = TypeVar("T")
 
@@ -62,7 +63,7 @@ class GlOps(ABC):
         Raises:
             NoContextError: no context is current here, or another one.
         """
-        wanted = context if context is None or isinstance(context, ContextId) else context.id
+        wanted = context if isinstance(context, ContextId | None) else check_owned(context).id
         return InlineOps(require_context(wanted))
 
     @staticmethod
@@ -85,7 +86,7 @@ class GlOps(ABC):
         Args:
             time_limit: seconds that a call waits to be started before it is withdrawn with ``TimeoutError``.
         """
-        return PumpedOps(time_limit)
+        return PumpedOps(seconds("time_limit", time_limit))
 
     # --- the common protocol
 
@@ -195,7 +196,8 @@ class WorkerOps(GlOps):
 
     def __init__(self, context: OwnedContext | Callable[[], OwnedContext]) -> None:
         super().__init__()
-        here = None if callable(context) or current_context() != context.id else context.native
+        owned = None if callable(context) else check_owned(context)
+        here = owned.native if owned is not None and current_context() == owned.id else None
         if here is not None:
             here.release()  # a context is current on one thread at most
         self._ended = threading.Event()

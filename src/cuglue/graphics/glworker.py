@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ..errors import CuglueError
+from ..errors import CuglueError, UsageError
 from .glcurrent import ContextId, current_context
 from .glqueue import Posted, Queue, Request, drain, end_quietly, refuse
 
@@ -39,6 +39,15 @@ class OwnedContext(Protocol):
     @property
     def native(self) -> NativeContext: ...
     def hand_over(self, ops: Any) -> None: ...
+
+
+def check_owned(context: OwnedContext) -> OwnedContext:
+    """``context``, if it is one. Raises UsageError."""
+    if not isinstance(getattr(context, "id", None), ContextId):
+        raise UsageError(
+            "OpenGL context", got=repr(context), expected="a GlContext (cuglue.gl.headless, .current)"
+        )
+    return context
 
 
 class Start:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Self
 
+from ..arguments import whole_of
 from ..core.device import device_state
 from ..driver.protocol import Driver
 from ..driver.registry import current_driver
@@ -57,11 +58,15 @@ class HandleMakers:
 
         Raises:
             LayoutError: no resource, or a negative size.
+            UsageError: ops that lack one of the three.
         """
         if not isinstance(resource, int) or resource == 0:
             raise LayoutError("registered resource", got=repr(resource), expected="a handle that is not 0")
-        if size < 0:
-            raise LayoutError(f"registered resource {resource:#x}", got=f"{size} bytes", expected="0 or more")
+        size = whole_of(
+            f"size of registered resource {resource:#x}", size, expected="0 or more bytes", error=LayoutError
+        )
+        if not all(callable(getattr(ops, name, None)) for name in ("map", "unmap", "unregister")):
+            raise UsageError("ops", got=repr(ops), expected="an object with map, unmap and unregister")
         try:
             state = device_state(driver or current_driver(), device)
         except UnsupportedError as error:

@@ -48,6 +48,18 @@ class ImageLayout(NamedTuple):
     planes: dict[str, PlaneView] | None
 
 
+def format_of(what: object, format: str | Format) -> Format:
+    """The format that a caller named or gave.
+
+    Raises:
+        UsageError: it is none. UnsupportedError: no format of that name.
+    """
+    found = by_name(format) if isinstance(format, str) else format
+    if not isinstance(found, Format):
+        raise UsageError(f"{what}: format", got=repr(format), expected="the name of a format, or a Format")
+    return found
+
+
 def carried(
     what: object, format: str | Format | None, width: int | None = None, height: int | None = None
 ) -> Carried:
@@ -57,9 +69,7 @@ def carried(
         UsageError: a size without a format that it is the size of, or what is no format or size.
         UnsupportedError: no such format.
     """
-    found = by_name(format) if isinstance(format, str) else format
-    if not isinstance(found, Format | None):
-        raise UsageError(f"{what}: format", got=repr(format), expected="the name of a format, or a Format")
+    found = None if format is None else format_of(what, format)
     if found is None and (width, height) != (None, None):
         raise UsageError(f"{what}", got="width or height", expected="a format that they are the size of")
     sides = whole(width), whole(height)

@@ -164,9 +164,9 @@ def map_all(handles: Iterable[CudaHandle], stream: Any = None, *, mutable: bool 
     Ownership: as for :meth:`CudaHandle.map`. Where one of them cannot be mapped, none is.
 
     Raises:
-        UsageError: handles of different devices. Else as :meth:`CudaHandle.map`.
+        UsageError: no handles, or of different devices. Else as :meth:`CudaHandle.map`.
     """
-    chosen = list(handles)
+    chosen = _chosen(handles)
     if not chosen:
         return MapList((), ())
     where = chosen[0]._stream(stream)
@@ -201,6 +201,14 @@ def map_all(handles: Iterable[CudaHandle], stream: Any = None, *, mutable: bool 
             group.undo(error)
         raise
     return MapList(maps, groups.values())
+
+
+def _chosen(handles: Iterable[CudaHandle]) -> list[CudaHandle]:
+    """The handles as a list. Raises UsageError if they are none."""
+    chosen = list(handles) if isinstance(handles, Iterable) else None
+    if chosen is None or not all(isinstance(handle, CudaHandle) for handle in chosen):
+        raise UsageError("map_all", got=repr(handles), expected="a sequence of CudaHandle")
+    return chosen
 
 
 def _place(backing: Backing) -> Hashable:

@@ -1,0 +1,97 @@
+"""Arguments that are none: refused by a typed error that names them, before any driver is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from graphics.subjects import make_buffer, make_texture
+
+import cuglue
+from cuglue.driver.protocol import Driver
+from cuglue.errors import CuglueError, LayoutError, MapConflictError, UsageError
+from cuglue.graphics.glcontext import GlContext
+from cuglue.graphics.glops import GlOps
+from cuglue.graphics.handle import CudaHandle
+from cuglue.testing import trace
+
+pytestmark = pytest.mark.gl
+
+
+def kind_of(junk: Any) -> str:
+    return type(junk).__name__
+
+
+JUNK: list[Any] = [b"x", 1.5, -1, True, object(), [], float("nan"), 2**70]
+
+
+@pytest.fixture
+def image(driver: Driver, context: GlContext) -> Iterator[CudaHandle]:
+    with cuglue.register_texture(make_texture(8, 6)) as handle:
+        yield handle
+
+
+def refused(call: Callable[[], object], kind: type[CuglueError] = UsageError) -> None:
+    with trace() as calls, pytest.raises(kind):
+        call()
+    assert calls == []
+
+
+@pytest.mark.parametrize("junk", [None, *JUNK[:5], "x", JUNK[6]], ids=kind_of)
+def test_what_is_no_sequence_of_handles(image: CudaHandle, junk: Any) -> None:
+    refused(lambda: cuglue.map_all(junk))
+    refused(lambda: cuglue.map_all([image, junk]))
+    refused(lambda: cuglue.map_all(image))  # type: ignore[arg-type] # one handle is no sequence
+
+
+@pytest.mark.parametrize("junk", ["x", *JUNK], ids=kind_of)
+def test_what_is_no_context(context: GlContext, junk: Any) -> None:
+    refused(lambda: GlOps.inline(junk))
+    refused(lambda: GlOps.worker(junk))
+
+
+@pytest.mark.parametrize("junk", ["x", b"x", -1, True, object(), float("nan"), None], ids=kind_of)
+def test_what_is_no_time_limit(junk: Any) -> None:
+    refused(lambda: GlOps.pumped(time_limit=junk))
+
+
+@pytest.mark.parametrize("junk", [None, *JUNK], ids=kind_of)
+def test_what_is_no_tensor(junk: Any) -> None:
+    refused(lambda: cuglue.Tensor(junk, "RGBA8"), LayoutError)
+    refused(lambda: cuglue.Tensor((4, 4), junk))
+
+
+@pytest.mark.parametrize("junk", ["x", *JUNK[:5], object], ids=kind_of)
+def test_what_is_no_element_type(image: CudaHandle, junk: Any) -> None:
+    with image.map() as m:
+        refused(lambda: m.view(junk), LayoutError)
+
+
+class Ops:
+    """What maps for somebody else, and does nothing."""
+
+    def map(self, res: int) -> None: ...
+    def unmap(self, res: int) -> None: ...
+    def unregister(self, res: int) -> None: ...
+
+
+@pytest.mark.parametrize("junk", [None, "x", *JUNK[:5]], ids=kind_of)
+def test_what_is_no_resource_size_or_ops(driver: Driver, junk: Any) -> None:
+    refused(lambda: CudaHandle.from_gl(1, junk, Ops()), LayoutError)
+    refused(lambda: CudaHandle.from_gl(1, 64, junk))
+
+
+def test_whatever_is_true_means_in_place(image: CudaHandle) -> None:
+    """One part however it is spelled: a map in place and a copy conflict."""
+    with image.map_mut(in_place="yes") as m:  # type: ignore[arg-type] # that is the point
+        assert m.in_place
+        with pytest.raises(MapConflictError):
+            image.map(in_place=1)  # type: ignore[arg-type] # the same
+        with pytest.raises(MapConflictError):
+            image.map()
+
+
+def test_a_sequence_may_be_anything_that_gives_handles(image: CudaHandle, context: GlContext) -> None:
+    with cuglue.register_buffer(make_buffer(64)) as buffer, cuglue.map_all(iter((image, buffer))) as maps:
+        assert len(maps) == 2
