@@ -69,7 +69,7 @@ class ImageObject:
 class ImageOperand:
     """An image as an argument of a command: no address, but uses that are ordered like those of memory."""
 
-    __slots__ = ("block", "dtype", "kind", "nbytes", "partners", "ptr", "shape", "strides", "writable")
+    __slots__ = ("block", "dtype", "fitted", "kind", "nbytes", "partners", "ptr", "shape", "strides", "writable")
 
     def __init__(self, image: ImageObject) -> None:
         m = image.map
@@ -82,6 +82,7 @@ class ImageOperand:
         self.shape = m.shape
         self.dtype = None
         self.strides = None
+        self.fitted: object = None
 
 
 class ImageObjects:
