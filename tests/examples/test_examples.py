@@ -19,6 +19,7 @@ SAYS = {
     "nv12_to_rgb.py": "all four exact: True",
     "asyncio_service.py": "100 answers, all right: True",
     "two_streams.py": "largest error: ",
+    "find_a_race.py": "find_a_race.py:27\nwith the wait: 50 orders, no hazard",
     "graph_per_frame.py": "frames shown exactly: 10 of 10",
 }
 
