@@ -235,7 +235,7 @@ class LaunchRecorder:
         """
         self._check_open("commit")
         if self._prepared is None:
-            if self._uses:
+            if self._uses or self._rejected is not None:  # also a launch on strangers alone
                 raise StreamMisuse(
                     repr(self),
                     got="commit() without a successful preflight",
