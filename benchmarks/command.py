@@ -96,7 +96,7 @@ class Bench:
     def parts(self) -> Samples:
         """Where the time of a launch goes."""
         rt, place = self.rt, self.rt._place
-        lane, loaded = rt._lanes.lane(), rt._context.handle(self.kernel)
+        lane, loaded = rt._lanes.lane(), rt._context.find(self.kernel).handle
         args = In(self.x), Out(self.y), 2.0, N
         parameters = self.kernel.parameters
         values, spans, uses = bind("saxpy", parameters, args, place)

@@ -11,7 +11,7 @@ from driver_calls import Calls, recorded
 from sample_kernels import BLEND, INCREMENT, SAXPY
 
 import cuglue
-from cuglue import In, InOut, Kernel, Out, Runtime
+from cuglue import CopyDescriptor, In, InOut, Kernel, Out, Runtime
 from cuglue.command.graph import Graph
 from cuglue.command.perform import Skipped
 from cuglue.core.device import device_state
@@ -233,6 +233,32 @@ def test_C38_a_closed_graph_does_not_replay(rt: Runtime, stream: Any, x: Any) ->
     with pytest.raises(ClosedError):
         graph.replay()
     assert value(rt, x, stream) == 0
+
+
+def test_C40_a_graph_keeps_the_kernels_that_it_launches(driver: Any, calls: Calls) -> None:
+    rt = Runtime(driver=driver)
+    stream = rt.stream(0)
+    kernel = Kernel(INCREMENT.name, INCREMENT.source + "// of this test alone", sim=INCREMENT.sim)
+    x = rt.create(np.zeros(N, "i4"), stream=stream)
+    with rt.capture(stream) as capture:
+        for _ in range(2):
+            rt.launch(kernel, 1, N, InOut(x), N, 1, stream=stream)
+    graph = capture.graph
+    rt.close()
+    assert calls.count("kernel_unload") == 0
+    graph.replay()
+    with Runtime(driver=driver) as other:
+        found = np.zeros(N, "i4")
+        view = x.array((N,), "i4")
+        with other.command() as cmd:
+            cmd.write_to_cpu(CopyDescriptor(view, (N,), (1,), 4), found)
+            cmd.synchronize()
+    assert set(found.tolist()) == {2}
+    del view
+    graph.close()
+    x.close()
+    device_state(driver, 0).retire.drain(block=True)
+    assert calls.count("kernel_unload") == 1
 
 
 # --- host bytes -------------------------------------------------------------------------------------------------

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import array
+import gc
 import mmap
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ from cuglue.errors import (
     StorageHandleNotFound,
     UsageError,
 )
+from cuglue.testing import Latch
 from cuglue.testing.faults import fail
 
 COPIES = ("copy_async", "copy_2d_async")
@@ -166,6 +170,54 @@ def test_C21_a_dropped_future_does_no_harm(rt: Runtime) -> None:
     for _ in range(200):
         rt.read(x)  # dropped at once, with the copy still to run
     assert list(rt.read(x, dtype="i4").result()[:3]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("nbytes", [4096, 1 << 20])
+def test_C21_a_read_held_by_a_latch_and_forgotten_touches_nobody(
+    rt: Runtime, calls: Calls, nbytes: int
+) -> None:
+    """Nothing has been copied when the future, the buffer and its memory are gone and used again by others."""
+    stream, other = rt.stream(0), rt.stream(1)
+    pinned = []
+    warm = [rt.command().reserve_cpu(nbytes) for _ in range(24)]  # pinning memory might wait for the latch
+    del warm
+    for number in range(1, 6):
+        x = rt.create(np.full(nbytes, number, "u1"), stream=stream)
+        rt.synchronize()
+        with ExitStack() as held:
+            # Without a latch first, for what is made at first use.
+            latch = held.enter_context(Latch(stream, driver=rt.driver)) if number > 1 else None
+            start = time.monotonic()
+            kept = rt.read(x, stream=stream)
+            for _ in range(3):
+                rt.read(x, stream=stream)  # forgotten
+            rt.command(stream=stream).read_async([x.descriptor(nbytes)] * 2)  # forgotten too
+            x.close()
+            canaries = [rt.create(np.full(nbytes, 100 + i, "u1"), stream=stream) for i in range(3)]
+            canaries += [rt.create(np.full(nbytes, 103 + i, "u1"), stream=other) for i in range(3)]
+            mine = rt.command(stream=other).reserve_cpu(nbytes)  # host memory: no copy may land in it
+            mine[:] = 200
+            gc.collect()
+            if latch is not None:
+                assert (
+                    time.monotonic() - start < 10
+                )  # nothing waited for the latch, which gives way after 20 s
+                assert not kept.done()
+                latch.release()
+        assert set(kept.result()) == {number}
+        for i, canary in enumerate(canaries):
+            assert set(rt.read(canary, stream=other).result()) == {100 + i}
+        assert set(mine) == {200}
+        for canary in canaries:
+            canary.close()
+        del kept, mine, canaries, canary
+        for each in (stream, other):
+            rt._lanes.lane(each).drops.drain()
+        pinned.append(sum(call.args[0] > 4 for call in calls.of("host_alloc")))  # but for the latch's own word
+    assert pinned == [pinned[0]] * 5  # all of it came again
+    with rt.command() as cmd:
+        cmd.memory_cleanup()
+    assert rt.resource.bytes_outstanding == 0
 
 
 def test_C21_memory_stays_flat(sim: SimDriver) -> None:

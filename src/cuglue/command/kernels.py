@@ -9,9 +9,11 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from ..arguments import whole
+from ..core.device import DeviceState, device_state
 from ..driver.protocol import Driver, SimFunction
 from ..errors import LaunchError, UnsupportedError, UsageError
 from .signature import Parameter, signature
@@ -61,23 +63,43 @@ class Kernel:
         return f"Kernel({self.name}({listed}))"
 
 
+class Loaded:
+    """A kernel that the driver has. Unloaded once nobody may launch it any more: no context, and no graph.
+
+    Attributes:
+        handle: what the driver calls it.
+    """
+
+    __slots__ = ("_state", "handle")
+
+    def __init__(self, state: DeviceState, handle: int) -> None:
+        self._state = state
+        self.handle = handle
+
+    def __del__(self) -> None:
+        self._state.retire.forget(partial(self._state.driver.kernel_unload, self.handle))
+
+
 class KernelContext:
     """The compiled kernels of one device.
 
     Attributes:
-        loaded: handles of the kernels compiled so far.
+        loaded: kernels compiled so far.
     """
 
     def __init__(self, driver: Driver, device: int) -> None:
         self.driver = driver
         self.device = device
         self.simulated = driver.capabilities(device).simulated
+        self._state = device_state(driver, device)
         self._lock = threading.Lock()
-        self.loaded: dict[Kernel, int] = {}
-        self._adopted: OrderedDict[int, tuple[Any, int]] = OrderedDict()  # by id; the function is kept alive
+        self.loaded: dict[Kernel, Loaded] = {}
+        self._adopted: OrderedDict[int, tuple[Any, Loaded]] = (
+            OrderedDict()
+        )  # by id; the function is kept alive
 
-    def handle(self, kernel: Any) -> int:
-        """The driver's handle of a :class:`Kernel`, ``cupy.RawKernel`` or RawModule function; compiles at first use.
+    def find(self, kernel: Any) -> Loaded:
+        """The driver's side of a :class:`Kernel`, ``cupy.RawKernel`` or RawModule function; compiles at first use.
 
         Ordering: touches no stream. Blocks while it compiles.
 
@@ -91,7 +113,7 @@ class KernelContext:
         found = self._adopted.get(id(kernel))
         return found[1] if found is not None else self._adopt(kernel)
 
-    def _load(self, kernel: Kernel) -> int:
+    def _load(self, kernel: Kernel) -> Loaded:
         if self.simulated and kernel.sim is None:
             raise UnsupportedError(
                 f"{kernel!r} on the simulated device",
@@ -101,12 +123,13 @@ class KernelContext:
             )
         with self._lock:
             if kernel not in self.loaded:
-                self.loaded[kernel] = self.driver.kernel_load(
+                handle = self.driver.kernel_load(
                     kernel.name, kernel.source, kernel.options, self.device, kernel.sim
                 )
+                self.loaded[kernel] = Loaded(self._state, handle)
             return self.loaded[kernel]
 
-    def _adopt(self, function: Any) -> int:
+    def _adopt(self, function: Any) -> Loaded:
         if type(function).__module__.partition(".")[0] != "cupy" or not callable(function):
             raise UsageError(
                 "kernel",
@@ -121,20 +144,18 @@ class KernelContext:
                 reason="simulated",
             )
         with self._lock:
-            handle = self.driver.kernel_adopt(function, self.device)
-            self._adopted[id(function)] = function, handle
+            loaded = Loaded(self._state, self.driver.kernel_adopt(function, self.device))
+            self._adopted[id(function)] = function, loaded
             if len(self._adopted) > _ADOPTED:
-                _, (_, oldest) = self._adopted.popitem(last=False)
-                self.driver.kernel_unload(oldest)
-            return handle
+                self._adopted.popitem(last=False)
+            return loaded
 
     def close(self) -> None:
-        """Forget every kernel; the driver unloads what nobody else loaded."""
+        """Forget every kernel; the driver unloads those that no graph launches."""
         with self._lock:
-            while self.loaded:
-                self.driver.kernel_unload(self.loaded.popitem()[1])
-            while self._adopted:
-                self.driver.kernel_unload(self._adopted.popitem()[1][1])
+            self.loaded.clear()
+            self._adopted.clear()
+        self._state.retire.run_forgotten()
 
 
 Dimensions = tuple[int, int, int]
@@ -158,4 +179,4 @@ def dimensions(what: str, value: Any) -> Dimensions:
     return full[0], full[1], full[2]
 
 
-__all__ = ["Dimensions", "Kernel", "KernelContext", "dimensions"]
+__all__ = ["Dimensions", "Kernel", "KernelContext", "Loaded", "dimensions"]

@@ -59,19 +59,21 @@ def launch(
         strict=strict,
         spans=context.simulated,
     )
-    loaded = (context.loaded.get(kernel) if known else None) or context.handle(kernel)
+    loaded = (context.loaded.get(kernel) if known else None) or context.find(kernel)
     if 0 in grid_:
         return None
     stream = lane.stream
     state = stream.state
     if state.retire.forgotten:
         state.retire.run_forgotten()
+    if lane.window is not None:
+        lane.window.hold(loaded)  # a replay launches it still when its runtime or its module is gone
     skipped = perform(
         lane,
         uses,
         name,
         state.driver.kernel_launch,
-        loaded,
+        loaded.handle,
         grid_,
         block_,
         values,
