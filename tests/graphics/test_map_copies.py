@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import glpixels
 import numpy as np
@@ -11,13 +12,15 @@ import pytest
 from graphics.subjects import make_renderbuffer, make_texture
 
 import cuglue
-from cuglue.driver.protocol import Driver
+from cuglue.core.device import device_state
+from cuglue.core.stream import as_stream
+from cuglue.driver.protocol import ArrayInfo, CopyKind, Driver, TexelKind
 from cuglue.errors import NotAllocatedError, UsageError
 from cuglue.formats import FORMATS, by_name
 from cuglue.graphics import image_copy
 from cuglue.graphics.glcontext import GlContext
 from cuglue.graphics.handle import CudaHandle
-from cuglue.graphics.image_copy import CopyPath, choose_path, choose_unit
+from cuglue.graphics.image_copy import CopyPath, Image, choose_path, choose_unit, image_copier
 from cuglue.testing.handle_suite import peek, poke
 
 STORED = [f.name for f in FORMATS if f.gl is not None and f.registers]
@@ -152,6 +155,75 @@ def test_two_levels_at_once(on: str, driver: Driver, context: GlContext) -> None
                 np.testing.assert_array_equal(peek(base), pixels.reshape(-1))
         np.testing.assert_array_equal(glpixels.read_image(name, level=1), half)
     GL.glDeleteTextures([name])
+
+
+# --- every texel, width and height, between canaries ----------------------------------------------------------------
+
+TEXELS = [
+    (bits, channels, kind)
+    for kind in TexelKind
+    for bits in ((16, 32) if kind is TexelKind.FLOAT else (8, 16, 32))
+    for channels in (1, 2, 4)
+]
+ZONE = 256  # bytes before and behind the linear memory
+
+
+class Between:
+    """Linear memory between two zones of canaries, and the arrays of one texel beside it."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+        self.state = device_state(driver, 0)
+        self.stream = as_stream(0, device=0, driver=driver)
+        self.size = 2 * ZONE + 67 * 16 * 5 + 16
+        self.memory = driver.malloc(self.size, 0)
+
+    def put(self, data: np.ndarray) -> None:
+        self.driver.copy_async(self.memory, data.ctypes.data, data.nbytes, CopyKind.H2D, self.stream.handle)
+        self.stream.synchronize()
+
+    def get(self) -> np.ndarray:
+        found = np.empty(self.size, np.uint8)
+        self.driver.copy_async(found.ctypes.data, self.memory, self.size, CopyKind.D2H, self.stream.handle)
+        self.stream.synchronize()
+        return found
+
+    def check(self, info: ArrayInfo, shift: int) -> None:
+        """Linear -> array -> linear again, from an address that is a texel's, and by ``shift`` bytes no more."""
+        driver, size = self.driver, info.width * info.texel_bytes * info.height
+        array = driver.array_create(info, 0)
+        image = Image(self.state, array, info)
+        copier, inside = image_copier(self.state), slice(ZONE + shift, ZONE + shift + size)
+        before = np.full(self.size, 0xA5, np.uint8)
+        before[inside] = np.arange(size) * 7 + info.width
+        self.put(before)
+        copier.store(image, self.memory + inside.start, self.stream)
+        self.stream.submit()
+        np.testing.assert_array_equal(self.get(), before)
+        self.put(np.full(self.size, 0xA5, np.uint8))
+        copier.load(image, self.memory + inside.start, self.stream)
+        self.stream.submit()
+        np.testing.assert_array_equal(self.get(), before)
+        image.objects.retire(self.stream)
+        self.state.retire.drain()
+        driver.array_destroy(array)
+
+
+@DEVICES
+@PATHS
+@pytest.mark.usefixtures("path_taken")
+@pytest.mark.parametrize(("bits", "channels", "kind"), TEXELS, ids=str)
+def test_every_texel_width_and_height_stays_between_its_canaries(
+    on: str, path: CopyPath, driver: Driver, bits: int, channels: int, kind: TexelKind
+) -> None:
+    between = Between(driver)
+    # Kernels and copies know the size of a texel, not its kind: the simulated device takes a few of the others.
+    every = on == "cuda" or kind is TexelKind.UINT
+    for width in range(1, 68) if every else (1, 3, 16, 67):
+        for height in range(1, 6) if on == "cuda" else {1, 1 + width % 5}:
+            info = ArrayInfo(width, height, 0, bits, channels, kind)
+            between.check(info, info.texel_bytes if width % 2 else 0)
+    driver.free(between.memory, 0)
 
 
 # --- the decisions ------------------------------------------------------------------------------------------------
