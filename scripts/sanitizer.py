@@ -2,10 +2,12 @@
 
     python scripts/sanitizer.py [--tool PATH]
 
-Runs three small programs under memcheck and prints a table for docs/gpu_runs.md: one element past the end of a
-1000-byte block over the synchronous resource (has to be found), the same program without the fault (has to be clean),
-and the fault over the driver's pool, whose memory lies in one large piece (what memcheck says there is written down,
-not judged). Exit 0: as expected; 1: not; 2: not run: there is no device, no tool, or the machine refuses it.
+Runs small programs under memcheck and prints a table for docs/gpu_runs.md: one element past the end of a 1000-byte
+block over the synchronous resource (has to be found), the same program without the fault (has to be clean), the fault
+over the driver's pool, whose memory lies in one large piece (what memcheck says there is written down, not judged), and
+our image copies at every width, to and from memory that ends with the image (have to be clean).
+
+Exit 0: as expected; 1: not; 2: not run: there is no device, no tool, or the machine refuses it.
 """
 
 from __future__ import annotations
@@ -39,25 +41,57 @@ resource.close()
 """
 
 
+COPIES = """
+from cuglue.core.device import device_state
+from cuglue.core.stream import as_stream
+from cuglue.driver.protocol import ArrayInfo, TexelKind
+from cuglue.driver.registry import current_driver
+from cuglue.graphics import image_copy
+
+image_copy.SMALL_BYTES = 0  # our kernels, not the driver's copy
+driver = current_driver()
+state, stream = device_state(driver, 0), as_stream(0, device=0, driver=driver)
+copier = image_copy.image_copier(state)
+for bits, channels in ((8, 1), (8, 2), (8, 4), (16, 4), (32, 4)):
+    for width in range(1, 68):
+        info = ArrayInfo(width, 1 + width % 5, 0, bits, channels, TexelKind.UINT)
+        array = driver.array_create(info, 0)
+        image = image_copy.Image(state, array, info)
+        memory = driver.malloc(image.nbytes, 0)
+        driver.fill_async(memory, 1, image.nbytes, stream.handle)
+        copier.store(image, memory, stream)
+        copier.load(image, memory, stream)
+        stream.synchronize()
+        driver.free(memory, 0)
+        image.objects.retire(stream)
+        state.retire.drain()
+        driver.array_destroy(array)
+"""
+
+
 class Case(NamedTuple):
     """One program under the tool. ``found``: whether it has to find something; None: either way."""
 
     name: str
-    resource: str
-    offset: int
+    program: str
     found: bool | None
 
 
+def poking(resource: str, offset: int) -> str:
+    """A program that writes one byte of a block of 1000."""
+    return PROGRAM.format(resource=resource, offset=offset)
+
+
 CASES = (
-    Case("no fault, synchronous", 'DirectCudaResource(mode="sync")', 999, False),
-    Case("1 byte past 1000, synchronous", 'DirectCudaResource(mode="sync")', 1000, True),
-    Case("1 byte past 1000, stream-ordered", "AsyncCudaResource()", 1000, None),
+    Case("no fault, synchronous", poking('DirectCudaResource(mode="sync")', 999), False),
+    Case("1 byte past 1000, synchronous", poking('DirectCudaResource(mode="sync")', 1000), True),
+    Case("1 byte past 1000, stream-ordered", poking("AsyncCudaResource()", 1000), None),
+    Case("image copies of every width", COPIES, False),
 )
 
 
 def run(tool: str, case: Case) -> tuple[str, str]:
     """``(verdict, line of the tool)``; the verdict is found, clean, refused or crashed."""
-    program = PROGRAM.format(resource=case.resource, offset=case.offset)
     environment = {**os.environ, "CUGLUE_DRIVER": "cuda", "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
         [
@@ -67,7 +101,7 @@ def run(tool: str, case: Case) -> tuple[str, str]:
             f"--error-exitcode={FOUND}",
             sys.executable,
             "-c",
-            program,
+            case.program,
         ],
         capture_output=True,
         text=True,
