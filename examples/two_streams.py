@@ -1,7 +1,7 @@
 """A pipeline on two streams: the next piece is uploaded while the device computes on the last one.
 
 Teaches: buffers carry their order with them: no event, no wait and no lock in this file; profiles tell the time.
-Shows:   a timeline of both streams; on a GPU the bars of one overlap those of the other.
+Shows:   a timeline of both streams, and how much of the uploads ran beside a kernel.
 Needs:   NumPy. Without a CUDA device it runs on the simulated one, which does one thing at a time: order, not speed.
 """
 
@@ -32,13 +32,18 @@ RELAX = Kernel("relax", KERNELS["relax"], sim=relax_sim)
 
 
 def timeline(rows) -> None:
-    """Print a bar for each profile, on one scale."""
+    """Print a bar for each profile, on one scale, and the share of the uploads beside which a kernel ran."""
     first = rows[0][1]
     spans = [(name, profile.begins_after(first), profile.milliseconds) for name, profile in rows]
     end = max(start + length for _, start, length in spans)
     for name, start, length in spans:
         left, width = round(start / end * 60), max(1, round(length / end * 60))
         print(f"{name:10s}|{' ' * left}{'#' * width:{62 - left}}| {start:7.3f} + {length:.3f} ms")
+    uploads, kernels = (
+        [(s, s + n) for name, s, n in spans if name.startswith(kind)] for kind in ("upload", "compute")
+    )
+    both = sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a in uploads for b in kernels)
+    print(f"uploads beside a kernel: {both / sum(end - start for start, end in uploads):.0%} of their time")
 
 
 def main() -> None:

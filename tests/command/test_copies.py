@@ -213,7 +213,8 @@ def test_C21_a_read_held_by_a_latch_and_forgotten_touches_nobody(
         del kept, mine, canaries, canary
         for each in (stream, other):
             rt._lanes.lane(each).drops.drain()
-        pinned.append(sum(call.args[0] > 4 for call in calls.of("host_alloc")))  # but for the latch's own word
+        sizes = [call.args[0] for call in calls.of("host_alloc")]
+        pinned.append(sum(size > 4 for size in sizes))  # the latch's own word apart
     assert pinned == [pinned[0]] * 5  # all of it came again
     with rt.command() as cmd:
         cmd.memory_cleanup()

@@ -55,3 +55,12 @@ def test_example_runs(name):
     assert SAYS[name] in done.stdout
     if "largest error" in SAYS[name]:
         assert float(done.stdout.split()[-1]) < 1e-5
+
+
+@pytest.mark.gpu
+def test_the_streams_of_the_pipeline_overlap():
+    """Uploads run beside kernels, all but the first; half of that is asked for, on a machine that may be busy."""
+    path = str(EXAMPLES / "two_streams.py")
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=240)
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("uploads beside a kernel")]
+    assert int(line.split(": ")[1].partition("%")[0]) >= 40, done.stdout
