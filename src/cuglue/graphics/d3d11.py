@@ -84,10 +84,7 @@ class D3d11Image(FencedImage):
 
     def release(self, stream: Stream, error: BaseException | None = None) -> None:
         """Inherited."""
-        if error is None:
-            self.registration.unmap(stream)
-        else:
-            self.registration.undo_map(stream, error)
+        self.registration.end_map(stream, error)
 
     def array(self, part: Part) -> tuple[int, ArrayInfo, int, Layout]:
         """Inherited. The driver's word for the texels is checked against the one it gave at registration."""

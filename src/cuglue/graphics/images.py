@@ -259,10 +259,7 @@ class GlImage(ImageBacking, GlBacking):
 
     def release(self, stream: Stream, error: BaseException | None = None) -> None:
         """Inherited."""
-        if error is None:
-            self.registration.unmap(stream)
-        else:
-            self.registration.undo_map(stream, error)
+        self.registration.end_map(stream, error)
 
     def array(self, part: Part) -> tuple[int, ArrayInfo, int, Layout]:
         """Inherited. What the driver says of the array is checked against what OpenGL says of the image."""

@@ -72,6 +72,13 @@ class Registration:
             except CuglueError as second:
                 error.add_note(f"giving the object back failed too: {second}")
 
+    def end_map(self, stream: Stream, error: BaseException | None) -> None:
+        """:meth:`unmap`, or :meth:`undo_map` where something went wrong in between."""
+        if error is None:
+            self.unmap(stream)
+        else:
+            self.undo_map(stream, error)
+
     def unregister(self) -> None:
         """End the registration."""
         if self._mapped:
