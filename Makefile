@@ -1,7 +1,8 @@
 # Each target does its own set-up; a second run sets nothing up again. ARGS goes to the program: make test ARGS="-k map".
-.PHONY: demo test lint prove format clean setup-demo setup-test
+.PHONY: demo test lint prove soak format clean setup-demo setup-test
 
 ARGS ?=
+MINUTES ?= 5
 export PYTHON
 
 demo: setup-demo
@@ -20,6 +21,10 @@ lint: setup-test
 prove: setup-test
 	$(if $(ARGS),,.venv/bin/python -m scripts.prove --programs 100000)
 	.venv/bin/python -m scripts.prove $(ARGS)
+
+# Everything at once for MINUTES, on CUDA or the simulated device: CUGLUE_DRIVER.
+soak: setup-test
+	.venv/bin/python -m scripts.soak --minutes $(MINUTES) $(ARGS)
 
 format: setup-test
 	.venv/bin/ruff check --fix .

@@ -8,9 +8,9 @@ import numpy as np
 
 from cuglue import CopyDescriptor, In, InOut, Out
 
+from .kernels import ADD, SCALE
 from .memory import Memory, Piece, pattern
 from .model import DONE, Draw, Expected, Model, Outcome, Thing, need, operation, recent
-from .world import ADD, SCALE
 
 SIZES = (64, 96, 256, 512)
 OPERANDS = ("buffer", "view", "array", "map")

@@ -7,8 +7,8 @@ from typing import Any
 from cuglue import CopyDescriptor, InOut
 
 from .buffer_steps import pick
+from .kernels import ADD
 from .model import DONE, Draw, Model, Outcome, Skip, need, operation
-from .world import ADD
 
 CLOSED = Outcome(error="ClosedError")
 

@@ -10,10 +10,8 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numpy as np
-
 import cuglue
-from cuglue import Kernel, as_stream, external
+from cuglue import as_stream, external
 from cuglue.core.device import device_state
 from cuglue.driver.protocol import RegisterFlags
 from cuglue.driver.sim import SimDriver
@@ -34,37 +32,6 @@ from .memory import Bytes
 
 T = TypeVar("T")
 RGBA8, TEXTURE_2D = 0x8058, 0x0DE1
-
-
-def _scale(grid: Any, block: Any, x: Any, m: Any, y: Any, n: Any, factor: Any, offset: Any) -> None:
-    source, target = x.reshape(-1), y.reshape(-1)
-    target[:] = source[np.arange(int(n)) % int(m)] * factor + offset
-
-
-def _add(grid: Any, block: Any, x: Any, n: Any, value: Any) -> None:
-    flat = x.reshape(-1)
-    flat += value
-
-
-SCALE = Kernel(
-    "scale",
-    """
-extern "C" __global__ void scale(const unsigned char* x, int m, unsigned char* y, int n,
-                                 unsigned char factor, unsigned char offset) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) y[i] = x[i % m] * factor + offset;
-}""",
-    sim=_scale,
-)
-ADD = Kernel(
-    "add",
-    """
-extern "C" __global__ void add(unsigned char* x, int n, unsigned char value) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) x[i] += value;
-}""",
-    sim=_add,
-)
 
 #: How the memory resource of a program is made.
 RESOURCES: dict[str, Callable[[], Any]] = {
