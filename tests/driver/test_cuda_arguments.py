@@ -63,7 +63,7 @@ def test_contracts_0_5_device_is_as_before(two: Fake) -> None:
     driver.malloc_async(64, 7, 1)
     driver.malloc(64, 1)
     driver.stream_create(1)
-    assert [call[-1] for call in script.calls] == ["on 1"] * 3
+    assert {call[-1] for call in script.calls} == {"on 1"}
     assert (runtime.stack, runtime.getDevice()) == ([], 0)
 
 
@@ -286,6 +286,40 @@ def test_an_event_is_asked_for_without_a_last_error_and_in_relaxed_mode(
         ("cuEventQuery", 99),
         ("cuThreadExchangeStreamCaptureMode", 7),
     ]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(
+    ("method", "args", "call"),
+    [
+        ("malloc", (64, 0), "malloc"),
+        ("free", (64, 0), "free"),
+        ("malloc_managed", (64, 0), "mallocManaged"),
+        ("host_alloc", (64,), "hostAlloc"),
+        ("host_free", (64,), "freeHost"),
+    ],
+)
+def test_memory_is_taken_and_given_back_in_relaxed_mode(
+    fake: Fake, method: str, args: tuple[int, ...], call: str, fails: bool
+) -> None:
+    """In another mode it would end what some thread captures in global mode."""
+    driver, script, _ = fake
+    script.calls.clear()
+    script.answers["cuThreadExchangeStreamCaptureMode"] = 7
+    if fails:
+        script.answers[call] = calls.CUDARuntimeError(1)
+        with pytest.raises(DriverError):
+            getattr(driver, method)(*args)
+    else:
+        getattr(driver, method)(*args)
+    relaxed = calls.cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    made = [made for made in script.calls if made[0] in ("cuThreadExchangeStreamCaptureMode", call)]
+    assert [made[0] for made in made] == [
+        "cuThreadExchangeStreamCaptureMode",
+        call,
+        "cuThreadExchangeStreamCaptureMode",
+    ]
+    assert (made[0][1], made[2][1]) == (relaxed, 7)
 
 
 @pytest.mark.parametrize("code", [0, 600, 700])

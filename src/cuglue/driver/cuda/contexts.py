@@ -51,6 +51,24 @@ class _Current:
 
 
 _CURRENT = _Current()
+_RELAXED = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+
+
+class Relaxed:
+    """``with Relaxed():`` a call that CUDA calls unsafe leaves alone what other threads capture in global mode.
+
+    Without it an allocation on one thread ends every such capture of the process.
+    """
+
+    __slots__ = ("_mode",)
+
+    def __enter__(self) -> None:
+        refused, mode = cu.cuThreadExchangeStreamCaptureMode(_RELAXED)
+        self._mode = None if refused else mode
+
+    def __exit__(self, *exception: object) -> None:
+        if self._mode is not None:
+            cu.cuThreadExchangeStreamCaptureMode(self._mode)
 
 
 class Contexts:

@@ -7,6 +7,7 @@ import ctypes
 from ...errors import UnsupportedError
 from ..protocol import CopyKind, MemoryType
 from .calls import CUDARuntimeError, call_runtime, failure_of, nonzero, runtime
+from .contexts import Relaxed
 from .devices import Devices
 
 _KINDS = {
@@ -31,14 +32,16 @@ class Memory(Devices):
         if self._elsewhere(device):
             with self._on(device):
                 return self.malloc(nbytes, device)
-        return nonzero(call_runtime(runtime.malloc, nbytes, requested=nbytes), "cudaMalloc")
+        with Relaxed():
+            return nonzero(call_runtime(runtime.malloc, nbytes, requested=nbytes), "cudaMalloc")
 
     def free(self, ptr: int, device: int) -> None:
         """Inherited."""
         if self._elsewhere(device):
             with self._on(device):
                 return self.free(ptr, device)
-        call_runtime(runtime.free, ptr)
+        with Relaxed():
+            call_runtime(runtime.free, ptr)
 
     def malloc_async(self, nbytes: int, stream: int, device: int) -> int:
         """Inherited."""
@@ -68,16 +71,20 @@ class Memory(Devices):
 
     def malloc_managed(self, nbytes: int, device: int) -> int:
         """Inherited."""
-        with self._on(device):
+        with self._on(device), Relaxed():
             return nonzero(call_runtime(runtime.mallocManaged, nbytes, requested=nbytes), "cudaMallocManaged")
 
     def host_alloc(self, nbytes: int) -> int:
         """Inherited."""
-        return nonzero(call_runtime(runtime.hostAlloc, nbytes, _PORTABLE, requested=nbytes), "cudaHostAlloc")
+        with Relaxed():
+            return nonzero(
+                call_runtime(runtime.hostAlloc, nbytes, _PORTABLE, requested=nbytes), "cudaHostAlloc"
+            )
 
     def host_free(self, ptr: int) -> None:
         """Inherited."""
-        call_runtime(runtime.freeHost, ptr)
+        with Relaxed():
+            call_runtime(runtime.freeHost, ptr)
 
     def host_view(self, ptr: int, nbytes: int, writable: bool) -> memoryview:
         """Inherited."""

@@ -12,9 +12,7 @@ from cupy.cuda import get_current_stream
 from ...errors import CaptureError
 from ..protocol import LEGACY_STREAM, CaptureStatus
 from .calls import NOT_READY, CUDARuntimeError, call, call_runtime, cu, failure_of, nonzero, runtime
-from .contexts import Contexts
-
-_RELAXED = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+from .contexts import Contexts, Relaxed
 
 
 class Streams(Contexts):
@@ -90,17 +88,13 @@ class Streams(Contexts):
 
         By the driver API: "not ready" is no exception there, and leaves no last error to be cleared.
         """
-        refused, mode = cu.cuThreadExchangeStreamCaptureMode(_RELAXED)
-        try:
+        with Relaxed():
             code = int(cu.cuEventQuery(event)[0])
             if code in (0, NOT_READY):
                 return code == 0
             # A fault, or a thread that never called CUDA: the runtime finds it a context.
             code = runtime.eventQuery(event)
             return code == 0 or _pending(code, "cudaEventQuery")
-        finally:
-            if not refused:
-                cu.cuThreadExchangeStreamCaptureMode(mode)
 
     def event_synchronize(self, event: int) -> None:
         """Inherited."""
