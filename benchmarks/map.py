@@ -2,8 +2,10 @@
 
 Teaches: nothing; measures.   Needs: a CUDA device, CuPy, PyOpenGL.   Run: python benchmarks/map.py
 
-Contestants take turns, batch after batch, so that a machine that slows down slows all of them. Tables have medians in
-microseconds of host time (of copies: GB/s on the device) and ratios to the first line; --raw FILE keeps every sample.
+Contestants take turns, batch after batch, so that a machine that slows down slows all of them. Batches of maps are short
+and begin with an idle device: to change hands takes the GPU a third of a millisecond, whoever asks, and the driver's queue
+holds a few hundred of them; a longer loop measures that. Tables have medians in microseconds of host time (of copies: GB/s
+on the device) and ratios to the first line; --raw FILE keeps every sample.
 PyTorch and cuda.core are left out, and named, where they are not installed. Without a CUDA device only our own host
 cost is printed, over a driver that does nothing: it is no claim about any device.
 """
@@ -28,7 +30,7 @@ import cuglue
 from cuglue import gl
 from cuglue.driver.protocol import Driver
 
-NBYTES, GROUP = 1 << 20, 16
+NBYTES, GROUP, BURST = 1 << 20, 16, 20
 IMAGES = {"1920x1080 RGBA8": (0x8058, 1920, 1080), "4096x4096 RGBA8": (0x8058, 4096, 4096)}
 IMAGES |= {"1024x1024 RGBA32F": (0x8814, 1024, 1024), "4096x4096 R8": (0x8229, 4096, 4096)}
 DEVICE_TO_DEVICE, COPIES = 3, 20
@@ -93,10 +95,10 @@ def table(title: str, unit: str, found: Samples) -> None:
         print(f"| {name} | {median:.1f} | {median / base:.2f} |", flush=True)
 
 
-def parts(work: Work, handles: list[Any], driver: Driver, calls: int) -> Samples:
+def parts(work: Work, handles: list[Any], driver: Driver, settle: Work, rounds: int = 101) -> Samples:
     """Microseconds of one ``work`` by methods of the driver and OpenGL's question; the rest is our Python.
 
-    Of each method the time inside it. What looking at the clock costs is measured, and taken off.
+    Means of batches as those of :func:`compare`. Of each method the time inside it. What looking at the clock costs is measured, and taken off.
     """
     clock = time.perf_counter
     sums: dict[str, list[float]] = {}
@@ -124,10 +126,13 @@ def parts(work: Work, handles: list[Any], driver: Driver, calls: int) -> Samples
         work()
         for taken in sums.values():
             taken.clear()
-        start = clock()
-        for _ in range(calls):
-            work()
-        whole = (clock() - start) / calls * 1e6
+        calls, whole = rounds * BURST // 2, 0.0
+        for _ in range(rounds):
+            settle()
+            start = clock()
+            for _ in range(BURST // 2):
+                work()
+            whole += (clock() - start) / calls * 1e6
     spent = {name: (len(taken) / calls, sum(taken) / calls * 1e6) for name, taken in sums.items() if taken}
     found = {f"{name}, {count:.0f} a time": us - count * inside for name, (count, us) in spent.items()}
     whole -= around * sum(count for count, _ in spent.values())
@@ -278,7 +283,7 @@ def maps(stream: Any, settle: Work, missing: dict[str, str], when: str) -> dict[
             single["cuda.core GraphicsResource"] = stack.enter_context(core_resource(core, stream))
         except Exception as error:  # noqa: BLE001 - a peer that cannot run is told, and the others go on
             missing["cuda.core GraphicsResource"] = f"{type(error).__name__}: {error}"
-        found = {f"map and leave a buffer, idle{when}": compare(single, settle)}
+        found = {f"map and leave a buffer, idle{when}": compare(single, settle, batch=BURST, rounds=101)}
         found[f"map and leave a buffer after OpenGL cleared it{when}"] = compare(
             {
                 "bare calls": clearing([pending], bare_pending),
@@ -286,15 +291,19 @@ def maps(stream: Any, settle: Work, missing: dict[str, str], when: str) -> dict[
                 "the clear alone": clearing([pending], lambda: None),
             },
             settle,
-            batch=50,
+            batch=BURST,
+            rounds=101,
         )
         found[f"map and leave {GROUP} buffers, idle{when}"] = compare(
-            {"bare calls, one each way": bare_all, "map_all": map_group(handles, stream)}, settle, batch=20
+            {"bare calls, one each way": bare_all, "map_all": map_group(handles, stream)},
+            settle,
+            batch=BURST // 2,
+            rounds=101,
         )
         driver = cuglue.current_driver()
         alone, together = map_once(handle, stream), map_group(handles, stream)
-        found[f"a map of a buffer and its end, by part{when}"] = parts(alone, [handle], driver, 2000)
-        found[f"map_all of {GROUP} and its end, by part{when}"] = parts(together, handles, driver, 200)
+        found[f"a map of a buffer and its end, by part{when}"] = parts(alone, [handle], driver, settle)
+        found[f"map_all of {GROUP} and its end, by part{when}"] = parts(together, handles, driver, settle)
         return found
 
 
@@ -422,7 +431,7 @@ def on_nothing() -> Samples:
             works = {"map and leave a buffer": map_once(handles[0], None)}
             works[f"map_all of {GROUP} buffers"] = map_group(handles, None)
             found = compare(works, lambda: None)
-            spent = parts(map_once(handles[0], None), handles[:1], driver, 1000)
+            spent = parts(map_once(handles[0], None), handles[:1], driver, lambda: None)
             table("a map of a buffer and its end, by part", "us", spent)
             return found
 
