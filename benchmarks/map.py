@@ -2,10 +2,10 @@
 
 Teaches: nothing; measures.   Needs: a CUDA device, CuPy, PyOpenGL.   Run: python benchmarks/map.py
 
-Contestants take turns, batch after batch, so that a machine that slows down slows all of them. Batches of maps are short
-and begin with an idle device: to change hands takes the GPU a third of a millisecond, whoever asks, and the driver's queue
-holds a few hundred of them; a longer loop measures that. Tables have medians in microseconds of host time (of copies: GB/s
-on the device) and ratios to the first line; --raw FILE keeps every sample.
+Contestants take turns, batch after batch, so that a machine that slows down slows all of them. Batches of maps are
+short and begin with an idle device: to change hands takes the GPU a third of a millisecond, whoever asks, and the
+driver's queue holds a few hundred of them; a longer loop measures that. Tables have medians in microseconds of host
+time (of copies: GB/s on the device) and ratios to the first line; --raw FILE keeps every sample.
 PyTorch and cuda.core are left out, and named, where they are not installed. Without a CUDA device only our own host
 cost is printed, over a driver that does nothing: it is no claim about any device.
 """
@@ -98,7 +98,8 @@ def table(title: str, unit: str, found: Samples) -> None:
 def parts(work: Work, handles: list[Any], driver: Driver, settle: Work, rounds: int = 101) -> Samples:
     """Microseconds of one ``work`` by methods of the driver and OpenGL's question; the rest is our Python.
 
-    Means of batches as those of :func:`compare`. Of each method the time inside it. What looking at the clock costs is measured, and taken off.
+    Means over batches like those of :func:`compare`. Of each method the time inside it. What looking at the clock costs
+    is measured, and taken off.
     """
     clock = time.perf_counter
     sums: dict[str, list[float]] = {}
