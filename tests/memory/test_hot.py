@@ -347,9 +347,14 @@ def test_an_address_that_is_live_is_never_replaced(
     monkeypatch.setattr(resource.driver, "malloc_async", lambda *args: pointer.ptr)
     with pytest.raises(DriverError, match="gave it out again"):
         resource.malloc(64)
+    with pytest.raises(DriverError, match="gave it out again"):
+        resource.allocate(64)
+    block = block_of(pointer.mem)
+    with pytest.raises(DriverError, match="gave it out again"):
+        resource.malloc(64)
     monkeypatch.undo()
     assert resource.live_bytes == 64
-    assert block_of(pointer.mem) in resource.live_blocks()
+    assert block in resource.live_blocks()
 
 
 def test_another_resources_memory_is_freed_too(driver: Any, stream: Any) -> None:
@@ -427,6 +432,29 @@ def test_closing_under_living_arrays(resource: Any, stream: Any) -> None:
 
 
 # --- layers -----------------------------------------------------------------------------------------------------
+
+
+def test_layers_that_come_and_go_leave_nothing_behind(driver: Any, stream: Any) -> None:
+    """The resource below may live on for ever."""
+    source, made = AsyncCudaResource(), []
+    inner = GlobalDeviceBudget(source, MIB)
+    for _ in range(5):
+        top = StatisticsResource(inner)
+        warm(top)
+        kept = top.malloc(1)
+        made.append(weakref.ref(top))
+        del top
+        gc.collect()
+        assert made[-1]() is not None, "its memory lives"
+        del kept
+        drain(source)
+        assert source.pending_free_bytes > 0
+        source.reap_pending()
+        assert inner.reserved_bytes == 0
+        gc.collect()
+        assert made[-1]() is None
+    warm(inner)
+    assert len(source._desks) == len(inner._desks) == 1
 
 
 def test_every_layer_counts(driver: Any, stream: Any) -> None:

@@ -23,7 +23,7 @@ from ..lifecycle import BlockState
 from .adaptor import Adaptor
 from .block import as_size
 from .cupy_plug import cupy_error
-from .desks import Desk, Home
+from .desks import Desk, Home, forget_closed
 from .entries import Entry
 from .hot import Way
 from .reservation import BudgetReservation
@@ -113,6 +113,7 @@ class GlobalDeviceBudget(Adaptor):
         if way is None:
             return None
         desk, take_below, give_below = way
+        forget_closed(self._desks)
         self._desks.append(desk)
         limit, ledger = self._limit, self._ledger
 

@@ -6,7 +6,9 @@ are known to be free. Must not know the driver: see :mod:`.hot`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from ..core.stream import Stream
 from ..driver.protocol import LEGACY_STREAM
@@ -53,7 +55,8 @@ class Desk:
 
     Attributes:
         source: whose memory it is.
-        resource: the top of the stack: who gets back what somebody asked about.
+        resource: gives the top of the stack, who gets back what somebody asked about. Entries keep it alive; once it is
+            gone nothing is allocated here any more.
         fast: the homes, by the id of their owner.
         last: the one allocated on last; of nobody, if there is none.
         left: homes where something is pending and nothing is allocated, by their id.
@@ -63,7 +66,7 @@ class Desk:
 
     def __init__(self, source: SourceResource) -> None:
         self.source = source
-        self.resource: DeviceMemoryResource = source
+        self.resource: Callable[[], DeviceMemoryResource | None] = ref(source)
         self.fast: dict[int, Home] = {}
         self.last = _NOWHERE
         self.left: dict[int, Home] = {}
@@ -108,6 +111,14 @@ class Desk:
         return home
 
     @property
+    def closed(self) -> bool:
+        """Whether nobody needs this any more."""
+        if self.resource() is not None:
+            return False
+        self.leave()
+        return not self.left
+
+    @property
     def pending(self) -> int:
         """Bytes given back and not known to be free."""
         return sum(home.pending for home in self.homes())
@@ -131,6 +142,13 @@ class Desk:
                 self.left.pop(id(home), None)
                 if home.pending:  # another thread gave back meanwhile
                     self.left[id(home)] = home
+
+
+def forget_closed(desks: list[Desk]) -> None:
+    """Drop those that nobody needs. Others may append meanwhile."""
+    for desk in list(desks):
+        if desk.closed:
+            desks.remove(desk)
 
 
 #: In the place of a home where there is none. No stream is its owner, so nothing else of it is read.

@@ -63,7 +63,7 @@ class Entries:
                     block = ArrayBlock(
                         entry[ADDRESS], entry[SIZE], stream, stream.submit(), UNTAGGED, entry[GENERATION]
                     )
-                    block.resource = entry[HOME].desk.resource
+                    block.resource = entry[HOME].desk.resource()
                     self._table.add(block)
                 except BaseException:
                     self.put_back(entry)

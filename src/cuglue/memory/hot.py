@@ -26,6 +26,7 @@ from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
 
 from ..core import process
 from ..driver.protocol import CaptureStatus
@@ -33,7 +34,7 @@ from ..errors import CuglueError, DriverError, OutOfMemory
 from ..lifecycle import BlockState
 from .block import LARGEST, ArrayBlock
 from .cupy_plug import has_several_devices, make_long_way, make_slow_malloc, wrong_current_device
-from .desks import Desk, Home
+from .desks import Desk, Home, forget_closed
 from .entries import Entry
 from .table import address_is_live
 
@@ -70,8 +71,9 @@ def driver_way(source: SourceResource, take_back: Callable[[Entry], None], *, pe
         pending: whether memory that was given back counts until it is free.
     """
     driver, device = source.driver, source.device
-    setdefault = source._arrays.plain.setdefault
+    setdefault, blocks = source._arrays.plain.setdefault, source._table.entries
     desk = Desk(source)
+    forget_closed(source._desks)
     source._desks.append(desk)
 
     def take(nbytes: int, home: Home) -> Entry:
@@ -86,7 +88,7 @@ def driver_way(source: SourceResource, take_back: Callable[[Entry], None], *, pe
                 raise
             address = again
         entry = [take_back, address, nbytes, home, None, 0]
-        if setdefault(address, entry) is not entry:
+        if address in blocks or setdefault(address, entry) is not entry:
             raise address_is_live(address)
         return entry
 
@@ -150,7 +152,7 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
     way: Way = found
     desk, take, give = way
     long_way = make_long_way(resource, allocate, deallocate, desk.open_home)
-    desk.resource = resource
+    desk.resource = ref(resource)
     source = desk.source
     arrays = source._arrays
     plain = arrays.plain
@@ -223,10 +225,10 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
                 retire.run_one(entry)
         entry = take(nbytes, home)
         memory = new(ArrayMemory)
+        memory.entry = entry
         memory.ptr = entry[1]
         memory.size = nbytes
         memory.device_id = device
-        memory.entry = entry
         return pointer(memory, 0)
 
     return malloc

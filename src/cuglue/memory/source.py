@@ -40,7 +40,7 @@ from .entries import Entries
 from .resource import LayeredResource, keeps, living_resources
 from .stream_pool import StreamPool
 from .streams import refuge
-from .table import BlockTable, gone
+from .table import BlockTable, address_is_live, gone
 from .table import wrong_device as wrong_device
 
 _LIVE = BlockState.LIVE
@@ -198,6 +198,8 @@ class SourceResource(Owned, LayeredResource):
         except BaseException:
             self._drop(ptr, stream)
             raise
+        if ptr in self._arrays.plain:
+            raise address_is_live(ptr)
         self._table.add(block)
         return block
 

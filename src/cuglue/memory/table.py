@@ -15,14 +15,18 @@ from ..errors import DriverError, UseAfterFree
 
 
 class BlockTable:
-    """Live blocks by address. A dictionary's own steps are atomic, so there is no lock to hold."""
+    """Live blocks by address. A dictionary's own steps are atomic, so there is no lock to hold.
 
-    __slots__ = ("_entries", "_sizes")
+    Attributes:
+        entries: the blocks, or weak references to them.
+    """
+
+    __slots__ = ("_sizes", "entries")
 
     def __init__(self) -> None:
         self._sizes: dict[int, int] = {}  # summed on demand: a counter would need a lock on every allocation
         # A block of an array must die with the array, so it is held weakly; all others are kept alive here.
-        self._entries: dict[int, BlockLife | ref[BlockLife]] = {}
+        self.entries: dict[int, BlockLife | ref[BlockLife]] = {}
 
     def add(self, block: Any) -> None:
         """Take a new block in.
@@ -31,24 +35,24 @@ class BlockTable:
             DriverError: the address is live; the block there stays.
         """
         ptr = block.ptr
-        if ptr in self._entries:
+        if ptr in self.entries:
             raise address_is_live(ptr)
-        self._entries[ptr] = block if block.HELD else ref(block)
+        self.entries[ptr] = block if block.HELD else ref(block)
         self._sizes[ptr] = block.size
 
     def remove(self, block: BlockLife) -> bool:
         """Take a live block out; False if it is not one of this table, which is then as it was."""
         ptr = block.ptr
-        entry = self._entries.get(ptr)
+        entry = self.entries.get(ptr)
         if entry is not block:
             # The collector clears weak references before finalisers run: no answer means the same block.
             found = entry() if entry.__class__ is ref else entry
             if entry is None or (found is not block and found is not None):
                 return False
-        taken = self._entries.pop(ptr, None)
+        taken = self.entries.pop(ptr, None)
         if taken is not entry:  # another thread was quicker, and the address may have a new owner already
             if taken is not None:
-                self._entries[ptr] = taken
+                self.entries[ptr] = taken
             return False
         self._sizes.pop(ptr, None)
         return True
@@ -66,7 +70,7 @@ class BlockTable:
 
     def at(self, address: int) -> BlockLife | None:
         """The live block that starts at ``address``."""
-        entry = self._entries.get(address)
+        entry = self.entries.get(address)
         return entry() if isinstance(entry, ref) else entry
 
     def around(self, address: int) -> BlockLife | None:
@@ -77,7 +81,7 @@ class BlockTable:
         return next((b for b in self if b.ptr <= address < b.ptr + b.size), None)
 
     def __iter__(self) -> Iterator[BlockLife]:
-        for entry in list(self._entries.values()):
+        for entry in list(self.entries.values()):
             block = entry() if isinstance(entry, ref) else entry
             if block is not None:
                 yield block
@@ -88,7 +92,7 @@ class BlockTable:
         return sum(list(self._sizes.values()))
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
 
 def address_is_live(ptr: int) -> DriverError:
