@@ -53,6 +53,7 @@ class Part(NamedTuple):
 
 #: All of a buffer; level 0, layer 0 of an image.
 WHOLE = Part()
+_NO_PLANES: Mapping[str, PlaneView] = {}
 
 
 class Share:
@@ -86,7 +87,7 @@ class Share:
         self.block = block
         self.layout = layout
         self.rows = rows
-        self.planes = planes or {}
+        self.planes: Mapping[str, PlaneView] = _NO_PLANES if planes is None else planes
         self.keep = keep
         self.readers = readers
         self.maps = 0
