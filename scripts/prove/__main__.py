@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import exits, sweeps
+from . import exits, fuzz, sweeps
 from .programs import report as programs
 from .run import LAYERS, Judge, Verdict, mutants_in, read_equivalents
 from .trees import BrokenTree
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--exits", action="store_true", help="run the exit and fork matrix instead, and print its table"
     )
+    parser.add_argument("--fuzz", type=int, metavar="N", help="try N random inputs for each target instead")
     parser.add_argument("--driver", default="sim", help="of the exit matrix: sim or cuda")
     parser.add_argument("--limit", type=float, default=1200.0, help="seconds for the exit matrix (1200)")
     parser.add_argument(
@@ -52,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return sweeps.main()
     if options.programs:
         return programs.main(options.programs, options.jobs, first=options.first)
+    if options.fuzz:
+        return fuzz.main(options.fuzz, options.jobs)
     if options.exits:
         return exits.main(options.driver, options.jobs, options.only, options.limit)
     mutants = mutants_in(ROOT / "src" / "cuglue", options.only)

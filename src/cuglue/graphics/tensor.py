@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from ..arguments import whole_of
 from ..driver.protocol import CopyKind
 from ..errors import BusyError, ClosedError, LayoutError, MapConflictError, UnsupportedError, UsageError
 from ..formats import Format, Packing, tight_geometry
@@ -63,6 +64,8 @@ class Tensor:
         """
         self.format = format_of("tensor", format)
         height, width = _size(shape, self.format)
+        if row_stride is not None:
+            row_stride = whole_of("row_stride", row_stride, 1, error=LayoutError)
         semi_planar = self.format.packing is Packing.SEMI_PLANAR
         self._geometry = tight_geometry(self.format, width, height, row_stride if semi_planar else None)
         tight = self._geometry.row_bytes

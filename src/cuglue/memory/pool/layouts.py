@@ -113,6 +113,7 @@ class Persistent:
 
 
 PoolLayout = Sliced | Exclusive | Direct | Persistent
+_PERSISTENT = ("auto", "disabled", "enforced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ class MemoryConfiguration:
             raise LayoutError(
                 "memory configuration", got=f"{len(given.pools)} pools", expected=f"at most {MAX_POOLS}"
             )
-        if given.persistent not in ("auto", "disabled", "enforced"):
+        if not isinstance(given.persistent, str) or given.persistent not in _PERSISTENT:
             raise LayoutError("persistent", got=repr(given.persistent), expected="auto, disabled or enforced")
         for pool in given.pools:
             if not isinstance(pool, PoolLayout):
