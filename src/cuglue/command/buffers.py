@@ -142,11 +142,14 @@ class Buffer:
             shape: extents in elements, an int or a sequence.
             dtype: anything NumPy takes for a dtype.
             strides: in elements; None: row-major without gaps.
+
+        Raises:
+            LayoutError: no shape, type or strides.
         """
         sides, item = extents(shape), element(dtype)
         if strides is None:
             strides = contiguous_strides(sides, 1)
-        return CopyDescriptor(self, sides, tuple(strides), item.itemsize, item)
+        return CopyDescriptor(self, sides, integers("strides", strides), item.itemsize, item)
 
     def array(self, shape: Any = None, dtype: Any = "u1") -> ArrayView:
         """An array over the buffer, without a copy, that array libraries take. Keeps the memory alive.
