@@ -19,7 +19,15 @@ from cuglue import (
     Sliced,
 )
 from cuglue.driver.sim import SimDriver
-from cuglue.errors import BufferTooBig, CaptureError, PoolCapacityExceeded, PoolsInUse, UnsupportedError
+from cuglue.errors import (
+    BufferTooBig,
+    CaptureError,
+    OutOfMemory,
+    PoolCapacityExceeded,
+    PoolsInUse,
+    UnsupportedError,
+)
+from cuglue.testing.faults import fail
 
 KIB, MIB = 1 << 10, 1 << 20
 PAGES = [Sliced(MIB)]
@@ -75,6 +83,47 @@ def test_C9_a_plan_is_measured_capped_and_replayed(pooled: Runtime) -> None:
         assert cmd.memory_report().dynamic[0].pages_peak == 0
         run()
         assert cmd.memory_report().dynamic[0].pages_peak == 2
+
+
+def test_C9_a_dry_run_counts_buffers_and_maps_those_that_are_looked_at(driver: Any) -> None:
+    plan = MemoryConfiguration((Sliced(MIB),), dry_run=True)
+    with Runtime(driver=driver, memory=plan) as rt, rt.command() as cmd:
+
+        def unmapped() -> int:
+            return cmd.memory_report().dynamic[0].pages_unmapped
+
+        buffers = [rt.empty(900_000) for _ in range(4)]
+        repr(buffers), [b.part(1).descriptor(10) for b in buffers], buffers[0].stream  # none of these looks
+        assert repr(buffers[0]) == "Buffer(planned, nbytes=900000, device=0)"
+        usage = cmd.memory_usage()
+        assert (unmapped(), usage.number_allocs, usage.bytes_reserved) == (4, 4, 4 * MIB)
+        cmd.write_to_gpu(buffers[0].descriptor(4), b"abcd")
+        assert unmapped() == 3
+        assert cmd.resource(buffers[1]).ptr
+        assert unmapped() == 2
+        rt.launch(INCREMENT, 1, 1, InOut(buffers[2]), 1, 1)
+        assert unmapped() == 1
+        assert bytes(rt.read(buffers[0], 4).result()) == b"abcd"
+        peak = cmd.memory_report().dynamic[0].pages_peak
+        for buffer in buffers:
+            buffer.close()
+        cmd.memory_cleanup()
+        report = cmd.memory_report().dynamic[0]
+        assert (report.pages, report.pages_peak, cmd.memory_usage().bytes_reserved) == (0, peak, 0)
+        cmd.install_memory_pools([Sliced(MIB, max_pool_size=peak * MIB)])  # the plan, for real
+        assert len([rt.empty(900_000) for _ in range(peak)]) == 4
+
+
+def test_C9_a_planned_buffer_for_which_there_is_no_memory_says_so_when_it_is_looked_at(
+    sim: SimDriver,
+) -> None:
+    plan = MemoryConfiguration((Sliced(MIB),), dry_run=True)
+    with Runtime(memory=plan) as rt, rt.command() as cmd:
+        x = rt.empty(1000)
+        with fail("malloc_async", persistent=True), pytest.raises(OutOfMemory):
+            cmd.write_to_gpu(x.descriptor(4), b"abcd")
+        cmd.write_to_gpu(x.descriptor(4), b"efgh")
+        assert bytes(rt.read(x, 4).result()) == b"efgh"
 
 
 def test_C10_pools_in_use_stay(pooled: Runtime) -> None:

@@ -222,7 +222,12 @@ class Buffer:
         if self._closed:
             return "Buffer(closed)"
         storage = self._cell.storage
-        where = "unbound" if storage is None else f"ptr={storage.block.ptr + self.offset:#x}"
+        if storage is None:
+            where = "unbound"
+        elif getattr(storage.block, "planned", False):  # looking would take memory
+            where = "planned"
+        else:
+            where = f"ptr={storage.block.ptr + self.offset:#x}"
         return f"Buffer({where}, nbytes={self.nbytes}, device={self._place.device})"
 
 

@@ -81,7 +81,7 @@ class Capture:
             lane.refuse_other_capture("prepare a capture")
         state = step(CAPTURE, self._state, "prepare", repr(self))
         lane.capture_state, lane.capture_owner = state, self
-        self._primed = lane.warmup = Primed(lane.resource.deallocate)
+        self._primed = lane.warmup = Primed(lane.release)
         self._graph = None
 
     def begin(self) -> None:

@@ -106,7 +106,7 @@ class Graph(Owned):
         self._direct = 0
         if executable:  # else the queue has it already, and only draining that failed
             state.retire.push(self._last_runs(), _Destroy(state.driver, executable, self._window))
-            self._window = Window(self._home, Primed(self._lane.resource.deallocate))
+            self._window = Window(self._home, Primed(self._lane.release))
             self._uses, self._inputs = Uses(), ()
             self._read = self._written = ()
         state.retire.drain()

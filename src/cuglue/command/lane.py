@@ -5,10 +5,12 @@ Owns :class:`Lane`. Must not know other streams, kernels or how copies are made.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 from weakref import WeakSet
 
 from ..arguments import whole_of
+from ..core.block import BlockLife
 from ..core.stream import Stream
 from ..driver.protocol import Access
 from ..errors import BufferTooBig, ResourceError, UnsupportedError, UsageError
@@ -21,6 +23,7 @@ from ..memory.resource import DeviceMemoryResource
 from .buffers import Buffer
 from .hostmem import HostBuffer, HostPool
 from .operands import Place
+from .planned import PlannedBlock, give_back
 from .progress import Failures
 from .slab import Slab
 from .staging import DropQueue
@@ -37,6 +40,7 @@ class Lane:
         drops: host bytes and other things that work queued here still needs.
         slab: host memory that small writes go through.
         failures: what progress callbacks raised.
+        release: gives back a block that was allocated here.
         window: the capture under way, from the beginning of its recording to the end; else None.
         warmup: memory of the capture that is being prepared; else None.
         capture_state, capture_owner: how far a capture of this stream is, and whose it is.
@@ -56,6 +60,7 @@ class Lane:
         "place",
         "pools",
         "profiles",
+        "release",
         "resource",
         "slab",
         "stream",
@@ -76,6 +81,7 @@ class Lane:
         self.stream = stream
         self.place = place
         self.resource = resource
+        self.release = partial(give_back, resource)  # nothing of the lane: buffers outlive it
         self.host = host
         self.total = total  # bytes of the device
         self.cursor = 0
@@ -116,20 +122,26 @@ class Lane:
         self.stream.refuse_capture("allocate memory")
         state.retire.run_forgotten()
         try:
-            block = self.resource.allocate(nbytes, self.stream, tag)
+            block = self._allocate(nbytes, tag)
         except BufferTooBig:
             raise
         except ResourceError as first:
             self.cleanup()
             try:
-                block = self.resource.allocate(nbytes, self.stream, tag)
+                block = self._allocate(nbytes, tag)
             except ResourceError as second:
                 second.add_note(f"the first attempt failed too: {first}")
                 raise
         if not block.write_seq:  # one stamp for every resource: the memory is there once the allocation is
             block.finish(self.stream, Access.WRITE)
-        release = self.resource.deallocate if self.warmup is None else self.warmup.take_back
+        release = self.release if self.warmup is None else self.warmup.take_back
         return self._buffer(Storage(block, release), nbytes)
+
+    def _allocate(self, nbytes: int, tag: str) -> BlockLife:
+        pools = self.pools
+        if pools is not None and pools.configuration.dry_run:
+            return PlannedBlock(pools.reserve(nbytes), self.stream)
+        return self.resource.allocate(nbytes, self.stream, tag)
 
     def _buffer(self, storage: Storage, nbytes: int) -> Buffer:
         self._live.add(storage)
