@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
+from collections import deque
 from typing import Any
 
 import pytest
@@ -121,7 +122,7 @@ def test_report_M64_reads_of_memory_that_is_not_there_show(guard: Any) -> None:
     fill(block, 1, stream)
     stale = Span(block.ptr, 256)
     guard.deallocate(block)
-    inner = guard._quarantine[0][1].inner
+    inner = next(iter(guard._quarantine)).inner
     assert (contents(stale, inner.write_stream) == FREED).all()
     assert len({CANARY, FRESH, FREED}) == 3
 
@@ -175,9 +176,58 @@ def test_the_quarantine_is_bounded_by_bytes(driver: Any) -> None:
         guard.deallocate(block)
     held = [b for b in blocks if b.state is BlockState.QUARANTINED]
     assert held == blocks[-len(held) :], "the oldest leave first"
-    assert sum(entry.inner.size for _, entry in guard._quarantine) <= 10_000
+    assert sum(entry.inner.size for entry in guard._quarantine) == guard._quarantine.nbytes <= 10_000
     assert 0 < len(held) < 10
     guard.reap_pending()
+
+
+def test_a_free_costs_the_same_however_much_is_held_back(driver: Any) -> None:
+    """Only the oldest is looked at, and the bytes are right after a release that failed."""
+
+    class NotWalked(deque[Any]):
+        def __iter__(self) -> Any:
+            raise AssertionError("each block held back is looked at")
+
+    guard = DebugGuardResource(DirectCudaResource(mode="sync"), quarantine_bytes=10_000)
+    guard._quarantine._line = NotWalked()
+    for _ in range(8):
+        guard.deallocate(guard.allocate(2000))
+    assert 5_000 < guard._quarantine.nbytes <= 10_000
+    guard.reap_pending()
+    assert (guard._quarantine.nbytes, guard.bytes_outstanding) == (0, 0)
+
+
+def test_an_older_block_that_cannot_leave_is_in_nobodys_way(driver: Any) -> None:
+    """What is given back is given back, and the budget above counts it; a reap says what failed."""
+    budget = GlobalDeviceBudget(
+        DebugGuardResource(DirectCudaResource(mode="sync"), quarantine_bytes=0), 1 << 20
+    )
+    blocks = [budget.allocate(2000) for _ in range(2)]
+    with testing.faults.fail("free", persistent=True):
+        for block in blocks:
+            budget.deallocate(block)
+        budget.deallocate(budget.allocate(1000))
+        assert [block.state for block in blocks] == [BlockState.QUARANTINED] * 2
+        with pytest.raises(DriverError):
+            budget.reap_pending()
+    budget.reap_pending()
+    assert (budget.reserved_bytes, budget.bytes_outstanding) == (0, 0)
+
+
+def test_a_guard_over_a_guard_that_complains(driver: Any) -> None:
+    """The lower one has the block all the same: it is not given back again and again."""
+    lower = DebugGuardResource(AsyncCudaResource())
+    upper = DebugGuardResource(lower)
+    stream = new_stream()
+    block = upper.allocate(64, stream)
+    (inner,) = lower.live_blocks()
+    fill(Span(inner.ptr + inner.size, 1), 7, stream)
+    upper.deallocate(block)
+    with pytest.warns(MemoryMisuseWarning, match="out of bounds"):
+        upper.flush()
+    assert [report.kind for report in lower.reports] == ["out of bounds"]
+    upper.reap_pending()
+    assert upper.bytes_outstanding == 0
 
 
 def test_the_quarantine_is_bounded_by_age(driver: Any) -> None:

@@ -6,8 +6,6 @@ each free, to look at the canaries.
 
 from __future__ import annotations
 
-import threading
-import time
 import warnings
 from collections import deque
 from typing import Any, Literal, NamedTuple
@@ -20,11 +18,12 @@ from ..core.block import BlockId, BlockLife
 from ..core.device import device_state
 from ..core.stream import Stream
 from ..driver.protocol import Access
-from ..errors import LayoutError, OutOfBounds, OutOfMemory, UseAfterFree, raise_together
+from ..errors import CuglueError, LayoutError, OutOfBounds, OutOfMemory, UseAfterFree, raise_together
 from ..lifecycle import BlockState
 from .adaptor import Adaptor
 from .block import LARGEST, UnderBlock, as_size, give_back, handed_out
 from .misuse import MemoryMisuseWarning, Misuse
+from .quarantine import Quarantine
 from .readback import read_back
 from .resource import DeviceMemoryResource, check_block
 from .streams import refuge
@@ -74,19 +73,18 @@ class DebugGuardResource(Adaptor):
         if self._canary > _MOST_EXTRA:
             raise LayoutError("canary", got=f"{canary} bytes", expected=f"at most {_MOST_EXTRA}")
         self._poison = poison
-        self._most_bytes = as_size(quarantine_bytes)
-        self._most_age = seconds("quarantine_age", quarantine_age)
+        self._quarantine: Quarantine[_Guarded] = Quarantine(
+            as_size(quarantine_bytes), seconds("quarantine_age", quarantine_age)
+        )
         self._table = BlockTable()
         self._inner: dict[int, Any] = {}  # by generation of the outer block
-        self._quarantine: deque[tuple[float, _Guarded]] = deque()
         self._leaving: deque[_Guarded] = deque()  # given back to upstream, maybe not free yet
-        self._lock = threading.RLock()
         self._life = process.life
         self.reports: list[Misuse] = []
 
     # --- allocate -----------------------------------------------------------------------------------------------
     def _allocate(self, nbytes: int, stream: Stream, tag: str, kind: Any) -> Any:
-        self._release_due()
+        self._tidy()
         if not 0 < nbytes <= LARGEST - 2 * _MOST_EXTRA:
             return self._take(nbytes, stream, tag, kind)  # upstream says what is wrong with that
         alignment = stream.state.capabilities.alignment
@@ -130,8 +128,8 @@ class DebugGuardResource(Adaptor):
             raise
         del self._inner[block.generation]
         block.state = BlockState.QUARANTINED
-        self._quarantine.append((time.monotonic(), guarded))
-        self._release_due()
+        self._quarantine.add(guarded, inner.size)
+        self._tidy()
         if found is not None:
             self.reports.append(found)
             raise found.error()
@@ -164,31 +162,38 @@ class DebugGuardResource(Adaptor):
             self._release_oldest()
 
     def _release_due(self) -> None:
-        held = sum(guarded.inner.size for _, guarded in list(self._quarantine))
-        while self._quarantine:
-            since, guarded = self._quarantine[0]
-            if held <= self._most_bytes and time.monotonic() - since <= self._most_age:
-                break
-            held -= guarded.inner.size
+        while self._quarantine.due():
             self._release_oldest()
 
-    def _release_oldest(self) -> None:
+    def _tidy(self) -> None:
         try:
-            since, guarded = self._quarantine.popleft()
-        except IndexError:
+            self._release_due()
+        except CuglueError:
+            pass  # of an older block, which stays the oldest: the next call tries again, and a reap says so
+
+    def _release_oldest(self) -> None:
+        held = self._quarantine.take()
+        if held is None:
             return  # another thread was quicker
+        guarded = held.thing
+        said: OutOfBounds | None = None
         try:
             found = self._look_inside(guarded)
-            self._give(guarded.inner)
+            try:
+                self._give(guarded.inner)
+            except OutOfBounds as error:  # a guard below complains, and has the block all the same
+                said = error
         except BaseException:
-            self._quarantine.appendleft((since, guarded))
+            self._quarantine.put_back(held)
             raise
         guarded.outer.state = guarded.inner.state
         if guarded.inner.state is not BlockState.FREED:
             self._leaving.append(guarded)
         if found is not None:
             self.reports.append(found)
-            warnings.warn(str(found), MemoryMisuseWarning, stacklevel=2)
+        for misuse in found, said:
+            if misuse is not None:
+                warnings.warn(str(misuse), MemoryMisuseWarning, stacklevel=2)
 
     def reap_pending(self, *, block: bool = True) -> None:
         """Inherited. Waiting also ends the quarantine; only looking ends it for blocks that were held long enough."""
@@ -234,7 +239,7 @@ class DebugGuardResource(Adaptor):
                 give_back(block, self)
             except OutOfBounds as error:
                 misuses.append(error)
-        self._most_bytes, self._most_age = -1, 0.0  # what comes back from now on is held back no longer
+        self._quarantine.end()  # what comes back from now on is held back no longer
         self.flush()
         self.upstream.close()
         self._follow()
@@ -257,7 +262,7 @@ class DebugGuardResource(Adaptor):
             if inner is not None:
                 guarded = _Guarded(outer, inner)
                 found.append(self._look_beside(guarded, self._joined(guarded)))
-        found += [self._look_inside(guarded) for _, guarded in list(self._quarantine)]
+        found += [self._look_inside(guarded) for guarded in self._quarantine]
         misuses = [misuse for misuse in found if misuse is not None]
         self.reports += misuses
         if misuses:

@@ -238,6 +238,7 @@ class TraceSink(_FileSink):
     def _begin(self) -> None:
         self._first = True
         self._live: dict[int, int] = {}
+        self._bytes = 0  # live
         self._file.write("[")
 
     def _event(self, **event: Any) -> None:
@@ -256,8 +257,9 @@ class TraceSink(_FileSink):
         assert record.generation is not None  # of every operation that succeeded
         if allocate:
             self._live[record.generation] = record.bytes or 0
+            self._bytes += record.bytes or 0
         else:
-            self._live.pop(record.generation, None)
+            self._bytes -= self._live.pop(record.generation, 0)
         self._event(
             name=record.tag,
             ph="b" if allocate else "e",
@@ -266,7 +268,7 @@ class TraceSink(_FileSink):
             args=record.as_dict(),
             **common,
         )
-        self._event(name="bytes live", ph="C", args={"bytes": sum(self._live.values())}, **common)
+        self._event(name="bytes live", ph="C", args={"bytes": self._bytes}, **common)
 
     def _end(self) -> None:
         self._file.write("\n]\n")
