@@ -16,10 +16,9 @@ lint: setup-test
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-# 10^5 random programs; then takes away in turn what keeps memory in order: docs/reliability.md. With ARGS one part:
-# ARGS="--programs 1000", ARGS="core --jobs 1".
+# Every proof in turn, within half an hour: docs/reliability.md. With ARGS one part of it: ARGS="--sweep", ARGS="--exits",
+# ARGS="--fuzz 20000", ARGS="--programs 1000", ARGS="--mutants", ARGS="core memory/budget.py".
 prove: setup-test
-	$(if $(ARGS),,.venv/bin/python -m scripts.prove --programs 100000)
 	.venv/bin/python -m scripts.prove $(ARGS)
 
 # Everything at once for MINUTES, on CUDA or the simulated device: CUGLUE_DRIVER.

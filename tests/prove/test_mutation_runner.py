@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from prove import __main__ as command
+from prove import mutants as printed
 from prove import run
 from prove.mutate import Mutant
 from prove.probes import with_probes
@@ -96,7 +97,7 @@ def test_verdicts(project: Path) -> None:
     assert caught.by == "tests/core/test_one.py::test_move", "which hangs"
     assert len(told) == 3, "equivalents are not judged"
     assert (project / "src" / "cuglue" / "core" / "one.py").read_text() == CODE, "the project is not touched"
-    assert "core" in command.table(verdicts)
+    assert "core" in printed.table(verdicts)
 
 
 def test_a_caught_mutant_names_its_test(project: Path) -> None:
@@ -241,20 +242,20 @@ def test_nested_sites_are_marked_apart() -> None:
 def test_the_command_tells_survivors(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "ROOT", project)
+    monkeypatch.setattr(printed, "ROOT", project)
     monkeypatch.setattr(
-        command, "read_equivalents", lambda: {KEPT: "nobody reads the list of what is kept here"}
+        printed, "read_equivalents", lambda: {KEPT: "nobody reads the list of what is kept here"}
     )
     assert command.main(["core/one.py::move::queue.forget", KEPT]) == 1
-    printed = capsys.readouterr().out
-    assert f"survived: src/cuglue/core/one.py:15 {FORGET}" in printed
-    assert f"survived: src/cuglue/core/one.py:10 {KEPT}" not in printed
+    told = capsys.readouterr().out
+    assert f"survived: src/cuglue/core/one.py:15 {FORGET}" in told
+    assert f"survived: src/cuglue/core/one.py:10 {KEPT}" not in told
 
 
 def test_the_command_passes_when_nothing_survives(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "ROOT", project)
+    monkeypatch.setattr(printed, "ROOT", project)
     monkeypatch.setattr(
-        command, "read_equivalents", lambda: {FORGET: "nobody reads what is forgotten", KEPT: "same"}
+        printed, "read_equivalents", lambda: {FORGET: "nobody reads what is forgotten", KEPT: "same"}
     )
     assert command.main([FORGET, KEPT]) == 0
     assert command.main(["core/nothing.py"]) == 2
@@ -264,8 +265,8 @@ def test_an_equivalent_that_is_caught_is_told(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "tests" / "core" / "test_one.py").write_text(TESTS + TEST_FORGET)
-    monkeypatch.setattr(command, "ROOT", project)
-    monkeypatch.setattr(command, "read_equivalents", lambda: {FORGET: "wrongly argued"})
+    monkeypatch.setattr(printed, "ROOT", project)
+    monkeypatch.setattr(printed, "read_equivalents", lambda: {FORGET: "wrongly argued"})
     assert command.main([FORGET, "--all"]) == 1
     assert (
         "listed as equivalent, but caught by tests/core/test_one.py::test_forget" in capsys.readouterr().out
@@ -281,3 +282,18 @@ def test_equivalents_are_read_with_their_arguments(tmp_path: Path) -> None:
 
 def test_judges_leave_themselves_out() -> None:
     assert all((run.Path(__file__).parents[2] / name).is_file() for name in run.NOT_JUDGES)
+
+
+def test_everything_is_run_and_the_worst_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    ran: list[str] = []
+
+    def proof(name: str, status: int) -> int:
+        ran.append(name)
+        return status
+
+    proofs = {name: (lambda name=name, status=status: proof(name, status)) for name, status in
+              (("one", 0), ("two", 2), ("three", 1))}  # fmt: skip
+    assert command.everything(proofs) == 2
+    assert ran == ["one", "two", "three"]
+    lines = capsys.readouterr().out.splitlines()[-3:]
+    assert [" ".join(line.split()[:2]) for line in lines] == ["one held", "two NO", "three FOUND"]
