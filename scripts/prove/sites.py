@@ -18,18 +18,27 @@ from dataclasses import dataclass, field
 CALLS: dict[str, tuple[str, ...]] = {
     "wait": (
         "wait_for", "join", "join_uses", "join_context", "hold_context", "stream_wait_event", "context_wait",
-        "wait", "semaphore_wait", "order_consumer", "order_host", "synchronize", "stream_synchronize",
-        "device_synchronize", "event_synchronize", "hold_partners",
+        "wait", "semaphore_wait", "order_consumer", "order_host", "order_everybody", "synchronize",
+        "stream_synchronize", "device_synchronize", "event_synchronize", "hold_partners", "await_turn",
+        "wait_for_copies",
     ),
     "record": (
         "cover", "event_record", "context_record", "semaphore_signal", "record", "note_consumer", "note_cai_reader",
+        "note_use", "note_uses", "note_reader", "note_fast", "mark",
     ),
     "use": ("prepare", "finish", "submit", "record_block_use", "prepare_block_use", "finish_block_use"),
-    "retire": ("push", "forget", "keep", "drain", "run_forgotten", "run_one", "give_event"),
-    "pin": ("pin", "unpin"),
+    "retire": (
+        "push", "forget", "keep", "drain", "run_one", "run_forgotten", "give_event", "forget_left", "forget_fast", "release_due",
+        "free_done", "leave_later",
+    ),
+    "pin": ("pin", "unpin", "hold", "retain"),
     "publish": ("publish",),
-    "lease": ("issue", "check_leave", "check_exportable", "own"),
-    "capture": ("refuse_capture", "refuse_captures"),
+    "lease": (
+        "issue", "check_leave", "check_exportable", "check_live", "own", "claim", "try_claim", "refuse_conflict",
+    ),
+    "capture": (
+        "refuse_capture", "refuse_captures", "refuse_other_capture", "refuse_recording", "refuse_transient",
+    ),
     "state": ("step", "advance", "check_open"),
 }  # fmt: skip
 
