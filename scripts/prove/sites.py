@@ -28,8 +28,8 @@ CALLS: dict[str, tuple[str, ...]] = {
     ),
     "use": ("prepare", "finish", "submit", "record_block_use", "prepare_block_use", "finish_block_use"),
     "retire": (
-        "push", "forget", "keep", "drain", "run_one", "run_forgotten", "give_event", "forget_left", "forget_fast", "release_due",
-        "free_done", "leave_later",
+        "push", "forget", "keep", "drain", "run_one", "run_forgotten", "give_event", "forget_left", "forget_fast",
+        "release_due", "free_done", "leave_later",
     ),
     "pin": ("pin", "unpin", "hold", "retain"),
     "publish": ("publish",),
