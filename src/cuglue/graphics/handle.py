@@ -139,7 +139,7 @@ class CudaHandle(HandleMakers, Owned):
             ClosedError, CaptureError, StreamMisuse, UsageError, DriverError: as they say; nothing is mapped.
         """
         part = self._part(level, layer, in_place)
-        return self._map(stream, Wish(part, readonly=readonly, alias=alias, join=join), timeout)
+        return self._map(stream, Wish(part, False, True, readonly, alias, join), timeout)
 
     def map_mut(
         self,
@@ -162,9 +162,7 @@ class CudaHandle(HandleMakers, Owned):
         Ordering: only enqueues; so does leaving. Ownership, Raises: as for :meth:`map`.
         """
         part = self._part(level, layer, in_place)
-        return self._map(
-            stream, Wish(part, writable=True, load=not overwrite, alias=alias, join=join), timeout
-        )
+        return self._map(stream, Wish(part, True, not overwrite, False, alias, join), timeout)
 
     def try_map(self, stream: Any = None, **options: Any) -> CudaMap | None:
         """:meth:`map`, or None where it raises MapUnavailableError. Ordering: as there."""

@@ -69,7 +69,18 @@ class ImageObject:
 class ImageOperand:
     """An image as an argument of a command: no address, but uses that are ordered like those of memory."""
 
-    __slots__ = ("block", "dtype", "fitted", "kind", "nbytes", "partners", "ptr", "shape", "strides", "writable")
+    __slots__ = (
+        "block",
+        "dtype",
+        "fitted",
+        "kind",
+        "nbytes",
+        "partners",
+        "ptr",
+        "shape",
+        "strides",
+        "writable",
+    )
 
     def __init__(self, image: ImageObject) -> None:
         m = image.map

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from typing import NamedTuple
 
-from ..core.stream import Stream, as_stream
+from ..core.stream import Stream
 from ..driver.protocol import Access
 from ..errors import CaptureError, ClosedError, CuglueError, MapConflictError, PublishError
 from ..lifecycle import HANDLE, HandleState, busy, step
@@ -204,7 +204,7 @@ class Life:
         """Leave what :meth:`leave_later` brought; what cannot be left stays for the next time."""
         while self._left_over:
             m, publish = self._left_over[0]
-            current = as_stream(None, device=m.device, driver=m.driver)
+            current = m.current_stream()
             self.leave_here(m, m.stream if m.stream.nameable() else current, current, publish)
             self._left_over.popleft()
 

@@ -232,7 +232,7 @@ class CudaMap(MapUsers):
     def _leave(self, stream: Any, *, publish: bool) -> None:
         if self.released:
             return
-        current = as_stream(None, device=self.device, driver=self.driver)
+        current = self.current_stream()
         if stream is not None:
             where = as_stream(stream, device=self.device, driver=self.driver)
         else:

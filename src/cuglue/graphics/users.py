@@ -120,15 +120,16 @@ class MapUsers(Exporter):
 
     def cai_stream(self) -> int | None:
         """None where the reader is in order already: all streams are, or the map's is the current one."""
-        if self.everybody:
-            return None
-        current = self.driver.stream_current(self.device)
-        if (
-            current is self.stream.owner
-            or as_stream(current, device=self.device, driver=self.driver) is self.stream
-        ):
+        if self.everybody or self.current_stream() is self.stream:
             return None
         return self.stream.handle or 1
+
+    def current_stream(self) -> Stream:
+        """The array library's current stream on this thread; mostly the map's own, which then is seen at once."""
+        stream, current = self.stream, self.driver.stream_current(self.device)
+        return (
+            stream if current is stream.owner else as_stream(current, device=self.device, driver=self.driver)
+        )
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
