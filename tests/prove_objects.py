@@ -532,4 +532,8 @@ def gl_cases(buffer: int, texture: int) -> Iterator[Case]:
     )
 
 
-CASES = [*map_cases(BACKINGS), *import_cases()]
+SECTIONS = {
+    "maps of other owners' objects": [*map_cases(BACKINGS)],
+    "imports, exports of memory, fences": [*import_cases()],
+}
+CASES = [case for cases in SECTIONS.values() for case in cases]

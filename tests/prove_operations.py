@@ -644,4 +644,11 @@ def command_cases() -> Iterator[Case]:
     )
 
 
-CASES = [*stream_cases(), *memory_cases(), *stack_cases(), *export_cases(), *command_cases()]
+SECTIONS = {
+    "streams": [*stream_cases()],
+    "memory from the driver": [*memory_cases()],
+    "layers over it: allocate, deallocate": [*stack_cases()],
+    "exports": [*export_cases()],
+    "commands, launches, captures": [*command_cases()],
+}
+CASES = [case for cases in SECTIONS.values() for case in cases]

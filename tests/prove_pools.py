@@ -355,4 +355,9 @@ def command_cases() -> Iterator[Case]:
     )
 
 
-CASES = [*pool_cases(), *layer_cases(), *command_cases()]
+SECTIONS = {
+    "pools": [*pool_cases()],
+    "guards, budgets, recorders, stream pools": [*layer_cases()],
+    "memory of commands, profiles": [*command_cases()],
+}
+CASES = [case for cases in SECTIONS.values() for case in cases]
