@@ -21,6 +21,7 @@ from cuglue.graphics import image_copy
 from cuglue.graphics.glcontext import GlContext
 from cuglue.graphics.handle import CudaHandle
 from cuglue.graphics.image_copy import CopyPath, Image, choose_path, choose_unit, image_copier
+from cuglue.testing import trace
 from cuglue.testing.handle_suite import peek, poke
 
 STORED = [f.name for f in FORMATS if f.gl is not None and f.registers]
@@ -264,3 +265,24 @@ def test_no_unit_cuts_a_texel() -> None:
     for texel in (1, 2, 4, 8, 16):
         for width in range(1, 70):
             assert choose_unit(width * texel, 512) >= texel
+
+
+@DEVICES
+@PATHS
+@pytest.mark.gl
+@pytest.mark.usefixtures("path_taken")
+def test_a_frame_like_the_last_allocates_and_registers_nothing(
+    on: str, path: CopyPath, driver: Driver, context: GlContext
+) -> None:
+    name = make_texture(32, 16)
+    with cuglue.register_texture(name) as handle:
+        for turn in range(4):
+            with trace() as calls:
+                with handle.map() as m:
+                    m.__dlpack__(max_version=(1, 0))
+                with handle.map_mut(overwrite=True):
+                    pass
+            made = {c.method for c in calls if "alloc" in c.method or "regist" in c.method}
+            made |= {"kernel_load", "event_create", "array_create"} & {c.method for c in calls}
+            assert bool(made) == (turn == 0), made
+    GL.glDeleteTextures([name])
