@@ -34,6 +34,7 @@ from cuglue import (
 
 KIB, MIB = 1 << 10, 1 << 20
 LIVE = 256
+WARM = 6000  # allocations on a stream before those that are timed
 OURS, CUPY, RMM = "cuglue pool", "CuPy MemoryPool", "RMM pool"
 MOST_OF_CUPY = {"one size": 1.3}  # what our pool may take of the time of CuPy's; mixed sizes: 1.0
 MOST_OF_RMM = 0.35
@@ -191,7 +192,7 @@ WORKLOADS = {"one size": one_size, "mixed, even": mixed_even, "mixed, logarithmi
 def on_streams(make: Callable[[int, int], Work], count: int, streams: int, threads: int) -> float:
     """So many threads at once, each taking its turns on so many streams; nanoseconds of one allocation of them all.
 
-    What is timed ran once before on the same stream: the first requests take memory from the driver.
+    What is timed ran before on the same stream: the first requests take memory from the driver.
     """
     import cupy
 
@@ -208,7 +209,8 @@ def on_streams(make: Callable[[int, int], Work], count: int, streams: int, threa
                 stream = cupy.cuda.Stream(non_blocking=True)
                 with stream:
                     work = make(number, share)
-                    work()
+                    for _ in range(max(1, WARM // share)):
+                        work()
                 turns.append((stream, work))
             ready.wait()
             times.append(time.perf_counter())
@@ -264,12 +266,13 @@ def available() -> tuple[list[str], list[str]]:
     return names, missing
 
 
-def table(medians: dict[str, float]) -> list[str]:
-    """Lines of Markdown: medians, and ratios to the two pools that ours is compared with."""
-    lines = ["| allocator | ns | to CuPy's pool | to RMM's pool |", "|---|---|---|---|"]
+def table(samples: dict[str, list[float]], medians: dict[str, float]) -> list[str]:
+    """Lines of Markdown: medians, ranges, and ratios of medians to the two pools that ours is compared with."""
+    lines = ["| allocator | ns | least to most | to CuPy's pool | to RMM's pool |", "|---|---|---|---|---|"]
     for name, median in medians.items():
         ratios = [f"{median / medians[base]:.2f}" if base in medians else "-" for base in (CUPY, RMM)]
-        lines.append(f"| {name} | {median:.0f} | {' | '.join(ratios)} |")
+        spread = f"{min(samples[name]):.0f} to {max(samples[name]):.0f}"
+        lines.append(f"| {name} | {median:.0f} | {spread} | {' | '.join(ratios)} |")
     return lines
 
 
@@ -333,7 +336,7 @@ def main() -> int:
                     failed[name] = f"{type(error).__name__}: {error}"
                     print(f"failed: {name}: {failed[name]}")
         medians[cell] = {name: statistics.median(found) for name, found in samples[key].items() if found}
-        print(f"\n{key}\n", *table(medians[cell]), sep="\n", flush=True)
+        print(f"\n{key}\n", *table(samples[key], medians[cell]), sep="\n", flush=True)
         if options.raw:
             keep(options.raw, samples, failed)
     print("\nour pool and what is wanted of it\n", *verdicts(medians), sep="\n")

@@ -240,15 +240,17 @@ class Arena:
         """The pages that are one free span of this arena; spans in bins are not free."""
         return [page for page in self.pages if page.unused and page.first.home is self]
 
-    def replaceable(self, nbytes: int) -> list[Page]:
+    def replaceable(self, nbytes: int, *, all_sizes: bool = True) -> list[Page]:
         """The unused pages that should go before the pool holds more than ever for a request of ``nbytes``.
 
-        A large request has found none of nearly its size and takes no other; others fit into none of these.
+        It fits into none of these, but for a large one: that takes no page much larger. Without ``all_sizes`` only
+        those that it does not fit into.
         """
         size = class_size(nbytes)
         if size <= SMALL:
             return []
-        return [page for page in self.unused() if not page.small and (size >= LARGE or page.nbytes < size)]
+        wanted = all_sizes and size >= LARGE
+        return [page for page in self.unused() if not page.small and (wanted or page.nbytes < size)]
 
     def extended(self, page: Page, more: Span) -> None:
         """A page got longer by ``more``."""

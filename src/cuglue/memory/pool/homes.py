@@ -34,6 +34,7 @@ class Home(Arena):
         private: memory of a graph, never given to anybody else.
         lock: held for whatever changes spans of this arena, but for bins.
         replaced: unused pages given back before a larger one was taken.
+        efforts: how often that, or borrowing from another stream, was tried to spare a page.
     """
 
     def __init__(self, stream: Stream, *, private: bool = False) -> None:
@@ -42,6 +43,7 @@ class Home(Arena):
         self.private = private
         self.lock = Turns()
         self.replaced = 0
+        self.efforts = 0
         self.seen = -1  # requests at the last look at its age
         self.refusal: OutOfMemory | None = None  # why upstream gave nothing the last time
 

@@ -4,7 +4,7 @@ Owns the ladder: grow, grow by the exact size, steal from other streams, give un
 the device, collect garbage. Must not know blocks or arrays. For locks see :mod:`.homes`.
 
 Up to the most that the pool ever held it grows as it likes. Before it holds more it first does without: unused pages
-are replaced, as long as that does not become a habit, and streams that have nothing to do lend what they keep free.
+are replaced, and streams that have nothing to do lend what they keep free, as long as that does not become a habit.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 
+from ...core.block import OPEN
+from ...driver.protocol import Access
 from ...errors import CaptureError, CuglueError, DevicePoisoned, OutOfMemory, PoolCapacityExceeded
-from .arena import LARGE, SMALL, class_size
+from .arena import CLOSE, LARGE, SMALL, class_size
 from .homes import Home, Homes
 from .spans import Span
 
-# A page is replaced for as many requests, beyond the first: taking one from the driver costs as much as a hundred hits.
-REQUESTS_FOR_A_PAGE = 64
-FIRST_REQUESTS = 1000
+# Doing without costs as much as a few hundred hits: so often at first, then once for so many requests.
+FIRST_EFFORTS = 64
+REQUESTS_FOR_AN_EFFORT = 512
 WORTH_BORROWING = 64 << 20  # bytes of the pool; a smaller one rather grows than asks other streams
 
 
@@ -74,7 +76,7 @@ class Ladder(Homes):
         good, enough = home.page_sizes(nbytes)
         if self.upstream.reserved + good > self.upstream.peak and not home.private:
             # Not so for a graph, which may use every address that it was ever given.
-            span = self._do_without(home, nbytes)
+            span = self._do_without(home, nbytes, good)
             if span is not None:
                 return span
         span = self._extend(home, nbytes)
@@ -86,51 +88,48 @@ class Ladder(Homes):
             self.counters.fallbacks += span is not None
         return span
 
-    def _do_without(self, home: Home, nbytes: int) -> Span | None:
-        """What spares the pool a page, before it holds more than ever; None: nothing did, and unused pages are gone."""
+    def _do_without(self, home: Home, nbytes: int, good: int) -> Span | None:
+        """What spares the pool a page of ``good`` bytes before it holds more than ever, or None: then there is room."""
+        tired = (home.efforts - FIRST_EFFORTS) * REQUESTS_FOR_AN_EFFORT > home.hits + home.misses
         with self.all_locked():
-            unused = home.replaceable(nbytes) if self.upstream.expandable is None else []
-            used_to_it = home.replaced * REQUESTS_FOR_A_PAGE > home.hits + home.misses + FIRST_REQUESTS
-            span = None
-            if class_size(nbytes) >= LARGE and (used_to_it or not unused):
+            # Pages that grow where they are need not be exchanged for larger ones.
+            unused = home.replaceable(nbytes, all_sizes=not tired) if self.upstream.expandable is None else []
+            if class_size(nbytes) >= LARGE and (tired or not unused):
                 span = home.take(nbytes, whole=True)
-            span = span or self._borrow(home, nbytes)
-            if span is None:
-                for page in unused:
-                    if page.unused:  # still
-                        self._drop(home, page)
-                        home.replaced += 1
-        return span
+                if span is not None:
+                    return span
+            home.efforts += bool(unused)
+            for page in unused:
+                self._drop(home, page)
+                home.replaced += 1
+            if tired or self.upstream.reserved < max(WORTH_BORROWING, self.upstream.peak - good):
+                return None
+            return self._borrow(home, nbytes, good)
 
-    def _borrow(self, home: Home, nbytes: int) -> Span | None:
-        """A span out of what streams without work have free (all locked): the size itself, else all of it, merged."""
-        if self.upstream.reserved < WORTH_BORROWING:
-            return None
+    def _borrow(self, home: Home, nbytes: int, good: int) -> Span | None:
+        """An unused page of a stream without work, or the room of some that do not fit (all locked)."""
+        size = class_size(nbytes)
         idle = [other for other in self.all() if other is not home and other.has_free and _idle(other)]
+        home.efforts += bool(idle)
+        found = []
         for other in idle:
-            span = other.pop(nbytes)
-            if span is not None:
-                try:
-                    home.stream.join(other.stream)
-                except BaseException:
-                    span.stack.append(span)
-                    raise
+            other.flush()
+            found += [(page.nbytes, page.ptr, page, other) for page in other.unused()]
+        found.sort(key=lambda one: one[:2])
+        for have, _, page, other in found if self.upstream.tracks else ():
+            if size <= have <= size * CLOSE and page.small is (size <= SMALL):
+                home.stream.join(other.stream)
+                other.drop(page)
+                page.source.finish(
+                    home.stream, Access.READ, OPEN
+                )  # so that it is given back after the work there
+                home.add(page, small=page.small)
                 self.counters.stolen += 1
-                return home.adopt(span)
-        if not idle or class_size(nbytes) <= SMALL:
-            return None
-        home.flush(False)
-        for other in idle:
-            other.flush(False)
-            spans = list(other.large)
-            home.stream.join(other.stream)  # after that: what is given back to it later may have newer work
-            for span in spans:
-                other.remove(span)
-                home.give(span)
-                self.counters.stolen += 1
-            span = home.take(nbytes, whole=True)
-            if span is not None:
-                return span
+                return home.take(nbytes, whole=True)
+        for _, _, page, other in reversed(found):
+            if self.upstream.reserved + good > self.upstream.peak:
+                self._drop(other, page)
+                self.counters.drained += 1
         return None
 
     def _extend(self, home: Home, nbytes: int) -> Span | None:

@@ -28,6 +28,7 @@ class Upstream:
         resource: the resource.
         limit: bytes of all pages at most; None: no limit.
         reserved, peak: bytes of all pages, now and at most so far.
+        tracks: whether the resource gives a page back after its uses on every stream.
     """
 
     def __init__(self, resource: DeviceMemoryResource, limit: int | None) -> None:
@@ -35,6 +36,7 @@ class Upstream:
         self.limit = limit
         self.reserved = 0
         self.peak = 0
+        self.tracks = resource.supports_block_use_tracking()
         self._allocate, self._deallocate = entry(resource)
         self._lock = threading.Lock()
 
