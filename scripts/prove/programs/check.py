@@ -46,7 +46,7 @@ class Verdict(NamedTuple):
     operations: Counter[str]
 
 
-class _Noise(logging.Handler):
+class Noise(logging.Handler):
     """What the library said meanwhile: warnings, log lines, errors that nobody could be given."""
 
     def __init__(self) -> None:
@@ -69,9 +69,9 @@ class _Noise(logging.Handler):
 
 
 @contextmanager
-def listening() -> Iterator[_Noise]:
+def listening() -> Iterator[Noise]:
     """Hear everything that the library says in this block."""
-    noise = _Noise()
+    noise = Noise()
     logger = logging.getLogger("cuglue")
     former = warnings.showwarning, sys.unraisablehook
     with warnings.catch_warnings():
@@ -86,7 +86,7 @@ def listening() -> Iterator[_Noise]:
 
 
 def run(
-    program: Program, noise: _Noise | None = None, graphics: Callable[[Any], Any] = SimGraphics
+    program: Program, noise: Noise | None = None, graphics: Callable[[Any], Any] = SimGraphics
 ) -> Verdict:
     """Run a program in a world of its own."""
     if noise is None:
@@ -99,7 +99,7 @@ def run(
     try:
         failure = _steps(program, world, noise, features, operations)
         if failure is None:
-            failure = _end(world, noise, len(program.steps))
+            failure = end(world, noise, len(program.steps))
     finally:
         world.abandon()
         del world
@@ -109,7 +109,7 @@ def run(
 
 
 def _steps(
-    program: Program, world: World, noise: _Noise, features: Counter[str], operations: Counter[str]
+    program: Program, world: World, noise: Noise, features: Counter[str], operations: Counter[str]
 ) -> Failure | None:
     model = model_for(program.resource)
     for index, step in enumerate(program.steps):
@@ -118,7 +118,7 @@ def _steps(
             wanted = operation.predict(model, *step.args)
         except Skip:
             continue
-        failure = _one(operation.perform, world, step.args, wanted, noise)
+        failure = one(operation.perform, world, step.args, wanted, noise)
         if failure is None and world.driver.hazards:
             hazard = world.driver.hazards[0]
             failure = f"hazard: {hazard.kind}", str(hazard)
@@ -129,8 +129,8 @@ def _steps(
     return None
 
 
-def _one(
-    perform: Callable[..., Any], world: World, args: tuple[Any, ...], wanted: Outcome, noise: _Noise
+def one(
+    perform: Callable[..., Any], world: World, args: tuple[Any, ...], wanted: Outcome, noise: Noise
 ) -> tuple[str, str] | None:
     """One step; ``(kind, text)`` of what is wrong with it."""
     try:
@@ -163,7 +163,7 @@ def _said(heard: list[str], wanted: Outcome) -> tuple[str, str] | None:
     return None
 
 
-def _end(world: World, noise: _Noise, index: int) -> Failure | None:
+def end(world: World, noise: Noise, index: int) -> Failure | None:
     try:
         held = world.leave()
     except HazardError as error:
