@@ -2,8 +2,9 @@
 
 Owns the choice and the order of the tests, and the verdicts. Must not know how a mutant is made or a test is run.
 
-First every test runs once with the sites marked, which tells who reaches what and how long that takes. Then each mutant
-meets those tests alone: the ones that caught its neighbours first, then those of its own layer, the quickest first.
+First the tests of the layer run once with the sites marked, which tells who reaches what and how long that takes. Then
+each mutant meets those tests alone: the ones that caught its neighbours first, then the quickest. What lives through
+them meets the tests of the other layers in the same way.
 """
 
 from __future__ import annotations
@@ -122,8 +123,15 @@ class Judge:
         with tempfile.TemporaryDirectory(prefix="cuglue-prove-") as folder:
             trees = self._trees(Path(folder), {m.site.module for m in chosen})
             try:
-                self._reach(trees, chosen)
-                verdicts += self._judge_all(trees, chosen, report)
+                near, far = self._files(trees, chosen)
+                self._reach(trees, chosen, near)
+                judged = self._judge_all(trees, chosen, report if not far else _unless_survived(report))
+                living = [v.mutant for v in judged if v.status == "survived"]
+                verdicts += [v for v in judged if v.status != "survived" or not far]
+                if living and far:
+                    self._reaching.clear()  # those have been asked
+                    self._reach(trees, living, far)
+                    verdicts += self._judge_all(trees, living, report)
             finally:
                 for tree in trees:
                     tree.close()
@@ -137,14 +145,20 @@ class Judge:
         return [Tree(self._root, folder / str(i), self._judges, NOT_JUDGES, names) for i in range(self._jobs)]
 
     # --- who reaches what -----------------------------------------------------------------------------------------
-    def _reach(self, trees: list[Tree], mutants: list[Mutant]) -> None:
-        """Run every test once with the sites marked."""
-        sites = list({m.site.key: m.site for m in mutants}.values())
-        tests = next(iter([tree.collected() for tree in trees]))
+    def _files(self, trees: list[Tree], mutants: list[Mutant]) -> tuple[list[list[str]], list[list[str]]]:
+        """The tests of each file, the longest first: those of the mutants' layers, and the others."""
         by_file = defaultdict(list)
-        for test in tests:
+        for test in next(iter([tree.collected() for tree in trees])):
             by_file[test.split("::")[0]].append(test)
         files = sorted(by_file.values(), key=len, reverse=True)
+        layers = tuple(f"tests/{layer}/" for layer in {_layer(m) for m in mutants} | {"prove"})
+        near = [tests for tests in files if tests[0].startswith(layers)] or files
+        return near, [tests for tests in files if tests not in near]
+
+    def _reach(self, trees: list[Tree], mutants: list[Mutant], files: list[list[str]]) -> None:
+        """Run every test once with the sites marked."""
+        sites = list({m.site.key: m.site for m in mutants}.values())
+        files = list(files)
         lock = threading.Lock()
         failed: list[str] = []
 
@@ -254,7 +268,16 @@ class Judge:
         return [*first, *rest]
 
     def _is_near(self, test: str, mutant: Mutant) -> bool:
-        return test.startswith(f"tests/{mutant.site.module.split('/')[0]}/")
+        return test.startswith(f"tests/{_layer(mutant)}/")
+
+
+def _layer(mutant: Mutant) -> str:
+    return mutant.site.module.split("/")[0]
+
+
+def _unless_survived(report: Callable[[Verdict], None]) -> Callable[[Verdict], None]:
+    """Of those that live through the tests of their layer nothing can be said yet."""
+    return lambda verdict: None if verdict.status == "survived" else report(verdict)
 
 
 def _dotted(package: str, module: str) -> str:

@@ -297,3 +297,15 @@ def test_everything_is_run_and_the_worst_counts(capsys: pytest.CaptureFixture[st
     assert ran == ["one", "two", "three"]
     lines = capsys.readouterr().out.splitlines()[-3:]
     assert [" ".join(line.split()[:2]) for line in lines] == ["one held", "two NO", "three FOUND"]
+
+
+def test_what_the_layer_lets_live_meets_the_tests_of_the_others(project: Path) -> None:
+    (project / "tests" / "memory").mkdir()
+    (project / "tests" / "memory" / "test_far.py").write_text(
+        "from one import Queue\n\ndef test_far():\n    queue = Queue()\n    queue.forget(1)\n    assert queue.kept\n"
+    )
+    told: list[Verdict] = []
+    verdicts = Judge(project).run([mutants(project)[KEPT], mutants(project)[FORGET]], {}, report=told.append)
+    assert {v.mutant.key: v.status for v in verdicts} == {KEPT: "caught", FORGET: "survived"}
+    assert len(told) == len(verdicts) == 2
+    assert next(v.by for v in verdicts if v.status == "caught") == "tests/memory/test_far.py::test_far"
