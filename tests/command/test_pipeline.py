@@ -44,8 +44,9 @@ def test_pitched_copies_are_cut_into_whole_rows(width: int, height: int, pad: in
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "SMALLEST_CHUNK", 4096)
     monkeypatch.setattr(pipeline, "LARGEST_CHUNK", 4096)
-    monkeypatch.setattr(writes, "PIPELINE_FROM", 10_000)
-    monkeypatch.setattr(reads, "PIPELINE_FROM", 10_000)
+    monkeypatch.setattr(writes, "UPLOAD_FROM", 10_000)
+    monkeypatch.setattr(writes, "DIRECT_BELOW", 0)
+    monkeypatch.setattr(reads, "DOWNLOAD_FROM", 10_000)
 
 
 @pytest.mark.usefixtures("small_chunks")

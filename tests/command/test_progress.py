@@ -24,8 +24,10 @@ N = 100_000
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SMALLEST_CHUNK", "LARGEST_CHUNK"):
         monkeypatch.setattr(pipeline, name, 16_384)
+    monkeypatch.setattr(writes, "UPLOAD_FROM", 50_000)
+    monkeypatch.setattr(writes, "DIRECT_BELOW", 0)
+    monkeypatch.setattr(reads, "DOWNLOAD_FROM", 50_000)
     for module in (reads, writes):
-        monkeypatch.setattr(module, "PIPELINE_FROM", 50_000)
         monkeypatch.setattr(module, "STRIDE", 16_384)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
 import pytest
-from driver_calls import Calls
+from driver_calls import Calls, recorded
 
 from cuglue import Runtime
 from cuglue.command.slab import Slab
@@ -193,6 +194,44 @@ def test_cleanup_and_close_give_slabs_back(sim: SimDriver) -> None:
     x.close()
     rt.close()
     assert sim.inventory()["host_alloc"] == 0
+
+
+@pytest.mark.parametrize("nbytes", [Slab.LARGEST + 1, 1 << 20, 3 << 20])
+def test_C24_the_driver_copies_aside_itself_where_nobody_is_waited_for(
+    rt: Runtime, calls: Calls, nbytes: int
+) -> None:
+    stream = rt.stream(0)
+    able = rt.driver.capabilities(0).pageable_read_at_once
+    x = rt.create(np.zeros(nbytes, "u1"), stream=stream)
+    rt.synchronize()
+    data = np.full(nbytes, 5, "u1")
+    calls.clear()
+    with rt.command(stream=stream) as cmd:
+        cmd.write_to_gpu(x.descriptor(nbytes), data)
+    data[:] = 6
+    sources = [call.args[1] for call in calls.of("copy_async")]
+    assert (sources == [data.ctypes.data]) is able
+    assert set(rt.read(x, stream=stream).result()) == {5}
+    with Latch(stream, driver=rt.driver) as latch:  # the driver would wait for it
+        start = time.monotonic()
+        calls.clear()
+        with rt.command(stream=stream) as cmd:
+            cmd.write_to_gpu(x.descriptor(nbytes), data)
+        data[:] = 7
+        assert time.monotonic() - start < 10  # the latch gives way after 20 s
+        assert data.ctypes.data not in [call.args[1] for call in calls.of("copy_async")]
+        latch.release()
+    assert set(rt.read(x, stream=stream).result()) == {6}
+
+
+def test_C24_where_the_driver_reads_later_all_is_copied_aside() -> None:
+    driver = SimDriver(disable=["pageable_read_at_once"])
+    with Runtime(driver=driver) as rt:
+        data = np.full(100_000, 5, "u1")
+        with recorded(driver) as calls:
+            x = rt.create(data)
+            assert data.ctypes.data not in [call.args[1] for call in calls.of("copy_async")]
+        assert set(rt.read(x).result()) == {5}
 
 
 def test_without_pinned_memory_small_writes_go_through_ordinary_memory(sim: SimDriver) -> None:

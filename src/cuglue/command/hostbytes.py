@@ -16,6 +16,8 @@ from .buffers import Buffer
 from .hostmem import PinnedMemory, root_of
 from .staging import Source
 
+_BYTES = np.dtype(np.uint8)
+
 
 def readable_bytes(data: Any) -> npt.NDArray[np.uint8]:
     """The bytes of ``data`` as a flat array, without a copy if it is C-contiguous.
@@ -23,6 +25,8 @@ def readable_bytes(data: Any) -> npt.NDArray[np.uint8]:
     Raises:
         UsageError: device memory, or nothing that has bytes.
     """
+    if type(data) is np.ndarray and data.ndim == 1 and data.dtype is _BYTES and data.flags.c_contiguous:
+        return data
     if isinstance(data, np.ndarray):
         array = data
     elif isinstance(data, Buffer) or hasattr(type(data), "__cuda_array_interface__"):

@@ -18,7 +18,7 @@ from .hostbytes import kind_of, writable_bytes
 from .hostmem import HostBuffer, address_of
 from .lane import Lane
 from .operands import Operand
-from .pipeline import PIPELINE_FROM, Chunk, chunks, download
+from .pipeline import DOWNLOAD_FROM, Chunk, chunks, download
 from .progress import STRIDE, Progress, Report
 from .staging import Source
 
@@ -53,7 +53,7 @@ def write_to_cpu(lane: Lane, descriptor: CopyDescriptor, data: Any, progress: Re
     lane.refuse_other_capture("copy host bytes")
     shape, operand = descriptor.copy_shape, checked_operand(lane, descriptor)
     array = descriptor.buffer
-    if lane.window is None and target.nbytes >= PIPELINE_FROM and kind_of(target) is Source.OTHER:
+    if lane.window is None and target.nbytes >= DOWNLOAD_FROM and kind_of(target) is Source.OTHER:
 
         def fetch(host: int, chunk: Chunk) -> None:
             to_host(lane, array, operand.at(chunk.target), chunk.shape, host)

@@ -20,11 +20,14 @@ from .hostmem import HostBuffer, address_of
 from .lane import Lane
 from .makers import operand_of
 from .operands import Operand
-from .pipeline import PIPELINE_FROM, Chunk, chunks, upload
+from .pipeline import UPLOAD_FROM, Chunk, chunks, upload
 from .progress import STRIDE, Progress, Report
 from .slab import Slab
 from .staging import Source, staging
 from .taint import Failure, Journal, claim, ranges
+
+#: Ordinary memory below this size may go to the driver as it is: several threads are quicker only above.
+DIRECT_BELOW = 16 << 20
 
 
 def write_to_gpu(
@@ -89,27 +92,36 @@ def _send(
     """Enqueue what is known to fit: through memory of ours, unless the source is pinned."""
     nbytes = source.nbytes
     lane.refuse_other_capture("copy host bytes")
+    kind = kind_of(source)
     if lane.window is not None:  # a graph reads the bytes at every replay: they must be its own
         _send_whole(lane, array, operand, shape, _aside(lane, source), journal)
-    elif nbytes <= Slab.LARGEST and (kind := kind_of(source)) is Source.OTHER:
+    elif kind is Source.PINNED:
+        _send_whole(lane, array, operand, shape, source, journal, told)
+        told = None  # it tells itself, when the bytes arrive
+    elif kind is Source.OTHER and nbytes <= Slab.LARGEST:
         staged, address = lane.slab.place(nbytes)
         staged[...] = source
         to_device(lane, array, operand, shape, address, journal)
+    elif kind is Source.OTHER and nbytes < DIRECT_BELOW and _direct(lane):
+        to_device(lane, array, operand, shape, address_of(source), journal)
+    elif nbytes >= UPLOAD_FROM:
+        _send_in_chunks(lane, array, operand, shape, source, journal, told)
     else:
-        kind = kind_of(source)
-        decision = staging(nbytes, kind)
-        if kind is Source.PINNED:
-            _send_whole(lane, array, operand, shape, source, journal, told)
-            told = None  # it tells itself, when the bytes arrive
-        elif nbytes >= PIPELINE_FROM:
-            _send_in_chunks(lane, array, operand, shape, source, journal, told)
-        else:
-            _send_whole(lane, array, operand, shape, _aside(lane, source), journal)
-        if decision.flush:
-            lane.drops.flush()
+        _send_whole(lane, array, operand, shape, _aside(lane, source), journal)
     if told is not None:
         told.reach(nbytes)
+    if lane.window is None and staging(nbytes, kind).flush:
+        lane.drops.flush()
     lane.settle()
+
+
+def _direct(lane: Lane) -> bool:
+    """Whether the driver may copy ordinary memory aside itself: it has done so when it returns, and waits for nobody.
+
+    It does it about as fast as a processor copies anything; but it waits for what the stream has got before.
+    """
+    stream = lane.stream
+    return stream.state.capabilities.pageable_read_at_once and stream.nameable() and stream.query()
 
 
 def _aside(lane: Lane, source: npt.NDArray[np.uint8]) -> HostBuffer:

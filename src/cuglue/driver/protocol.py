@@ -172,6 +172,7 @@ class Capabilities:
     virtual_memory: bool = False  # vmm_*
     context_events: bool = False  # context_record, context_wait
     host_callbacks: bool = False  # stream_callback
+    pageable_read_at_once: bool = False  # copy_async has read ordinary host memory when it returns
     alignment: int = 512  # bytes; of every device allocation
 
 

@@ -96,6 +96,8 @@ def _ask_capabilities(device: int) -> Capabilities:
         virtual_memory=posix_fd and has("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"),
         context_events="cuCtxRecordEvent" in dir(cu) and version >= 12050,
         host_callbacks=True,
+        # A device that cannot reach ordinary memory gets copies of it from the processor, made in the call.
+        pageable_read_at_once=not has("PAGEABLE_MEMORY_ACCESS"),
         # cudaMalloc promises memory that a texture can be bound to without an offset: 512 on every known device.
         alignment=call(cu.cuDeviceGetAttribute, attributes.CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT, device),
     )

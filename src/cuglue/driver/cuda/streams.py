@@ -14,6 +14,8 @@ from ..protocol import LEGACY_STREAM, CaptureStatus
 from .calls import NOT_READY, CUDARuntimeError, call, call_runtime, cu, failure_of, nonzero, runtime
 from .contexts import Contexts, Relaxed
 
+_NO_CAPTURE, _ACTIVE = CaptureStatus.NONE, CaptureStatus.ACTIVE
+
 
 class Streams(Contexts):
     """Streams and events of the CUDA driver."""
@@ -34,7 +36,8 @@ class Streams(Contexts):
 
     def stream_query(self, stream: int) -> bool:
         """Inherited."""
-        status: int = runtime.streamQuery(stream)
+        with Relaxed():  # else it would end what other threads capture in global mode
+            status: int = runtime.streamQuery(stream)
         return status == 0 or _pending(status, "cudaStreamQuery")
 
     def stream_synchronize(self, stream: int) -> None:
@@ -57,14 +60,14 @@ class Streams(Contexts):
     def capture_status(self, stream: int) -> CaptureStatus:
         """Inherited."""
         if stream <= LEGACY_STREAM:
-            return CaptureStatus.NONE  # it cannot capture, and asking fails while another stream does
+            return _NO_CAPTURE  # it cannot capture, and asking fails while another stream does
         try:
             capturing: bool = runtime.streamIsCapturing(stream)
         except CUDARuntimeError as error:
             raise failure_of(error, "cudaStreamIsCapturing") from error
         except RuntimeError:  # CuPy's own word for an invalidated capture
             return CaptureStatus.INVALIDATED
-        return CaptureStatus.ACTIVE if capturing else CaptureStatus.NONE
+        return _ACTIVE if capturing else _NO_CAPTURE
 
     def event_create(self, device: int, timing: bool = False) -> int:
         """Inherited."""
