@@ -179,6 +179,70 @@ def test_an_array_over_layers_over_a_pool_costs_one_object(device: Any) -> None:
     resource.close()
 
 
+def test_a_use_of_memory_that_is_known_by_its_address_alone_is_waited_for(
+    driver: Any, new_stream: Callable[[], Any]
+) -> None:
+    """As of a tensor of PyTorch over an array's memory: nobody asked for its block before."""
+    pool = PoolResource(AsyncCudaResource())
+    user = new_stream()
+    other, pointer = pool.malloc(5000), pool.malloc(1000)
+    address = pointer.ptr
+    block = cuglue.memory.lookup.block_at(address + 700)
+    assert block is not None
+    assert (block.ptr, block.size) == (address, pointer.mem.size)
+    assert block is pool.block_at(address) is block_of(pointer.mem)
+    pool.record_block_use(block, user)
+    assert pool.pending_use_event_count(address) == 2
+    del pointer
+    with faults.counts() as calls:
+        again = pool.malloc(1000)
+    assert again.ptr == address
+    assert calls["stream_wait_event"] == 1, "its stream waits for the other one first"
+    assert pool.block_at(other.ptr + 10_000_000) is None
+    assert block.state is cuglue.BlockState.FREED
+    del other, again
+    pool.close()
+
+
+def test_an_address_whose_array_dies_while_it_is_looked_up_has_no_block(
+    driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = PoolResource(AsyncCudaResource())
+    arrays = [pool.malloc(1000)]
+    address = arrays[0].ptr
+    make = pool._block_of
+
+    def late(span: Any) -> Any:
+        arrays.clear()
+        return make(span)
+
+    monkeypatch.setattr(pool, "_block_of", late)
+    assert pool.block_at(address) is None
+    monkeypatch.undo()
+    assert pool.bytes_outstanding == 0
+    assert pool.live_blocks() == []
+    again = pool.malloc(1000)
+    assert again.ptr == address
+    assert pool.block_at(address) is block_of(again.mem)
+    del again
+    pool.close()
+
+
+def test_memory_whose_block_was_unmade_too_late_still_goes_back(
+    driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = PoolResource(AsyncCudaResource())
+    arrays = [pool.malloc(1000)]
+    span = arrays[0].mem.span
+    pool.block_at(arrays[0].ptr)
+    arrays.clear()  # it saw a block: left for the next call
+    pool._unmake(span)
+    again = pool.malloc(1000)
+    assert again.mem.span is span
+    del again
+    pool.close()
+
+
 def test_uses_are_known_by_id_only_while_the_block_lives(driver: Any, new_stream: Callable[[], Any]) -> None:
     pool = PoolResource(AsyncCudaResource())
     stream, other = new_stream(), new_stream()

@@ -6,14 +6,13 @@ Must not know where spans come from. Most arrays are never asked about and cost 
 
 from __future__ import annotations
 
-import threading
 from abc import abstractmethod
 from typing import Any
 
 from ...core.block import BlockLife
 from ...core.stream import Stream
 from ...lifecycle import BlockState
-from ..block import ArrayBlock as ArrayBlock
+from ..block import ArrayBlock
 from .figures import PoolFigures
 from .homes import Home
 from .spans import Span
@@ -26,7 +25,7 @@ class PoolArrays(PoolFigures):
     """The part of a pool that knows the memory of arrays."""
 
     _spans: dict[int, tuple[Span, Home | StreamMemory]]  # of the blocks in the table, by address
-    _asking: threading.Lock
+    _asking: Any  # a lock that a thread may take again
 
     @abstractmethod
     def _take_in(self, block: Any) -> None:
@@ -37,6 +36,27 @@ class PoolArrays(PoolFigures):
         if isinstance(memory, BlockLife):  # with a layout, an array's memory is its block
             return memory
         return self._block_of(memory.span)
+
+    def block_at(self, address: int) -> BlockLife | None:
+        """Inherited. For memory of an array that nobody asked about its one block is made, as by :meth:`block_in`."""
+        found = self._table.around(address)
+        if found is not None or self._plans is not None:
+            return found or next((b for b in self.live_blocks() if b.ptr <= address < b.ptr + b.size), None)
+        with self.homes.all_locked():  # so that nothing free is merged or cut meanwhile
+            live = (span for span, _ in self.homes.live_spans())
+            span = next((span for span in live if span.ptr <= address < span.ptr + span.size), None)
+            if span is None:
+                return None
+            block = self._block_of(span)
+            if any(free is span for free in list(span.stack)):  # its array died while we looked
+                self._unmake(span)
+                return None
+            return block
+
+    def _unmake(self, span: Span) -> None:
+        self._table.remove(span.life)
+        del self._spans[span.ptr]
+        span.life = None
 
     def _block_of(self, span: Span) -> ArrayBlock:
         with self._asking:
@@ -53,5 +73,7 @@ class PoolArrays(PoolFigures):
 
     def take_back(self, span: Span) -> None:
         """The array whose memory this was is gone."""
-        if span.life is not None and span.life.state is _LIVE:
+        if span.life is None:  # a block was made of it and unmade meanwhile
+            span.stack.append(span)
+        elif span.life.state is _LIVE:
             self._take_in(span.life)

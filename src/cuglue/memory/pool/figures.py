@@ -94,13 +94,6 @@ class PoolFigures(TracksUses):
             for span, stream in live
         ]
 
-    def block_at(self, address: int) -> BlockLife | None:
-        """Inherited."""
-        found = self._table.around(address)
-        if found is None:
-            found = next((b for b in self.live_blocks() if b.ptr <= address < b.ptr + b.size), None)
-        return found
-
     def pending_per_stream(self) -> dict[int, int]:
         """Bytes given back and not known to be free yet, by stream: none, later work of the stream comes after."""
         return {}

@@ -32,13 +32,13 @@ from ...errors import (
     UsageError,
 )
 from ...lifecycle import BlockState, Owned
-from ..block import LARGEST, as_size, give_back, handed_out
+from ..block import LARGEST, ArrayBlock, as_size, give_back, handed_out
 from ..cupy_plug import cupy_types, make_malloc
 from ..resource import DeviceMemoryResource
 from ..source import wrong_device
 from ..table import BlockTable, gone
 from . import hot
-from .arrays import ArrayBlock, PoolArrays
+from .arrays import PoolArrays
 from .graphs import GraphMemory
 from .homes import Home
 from .ladder import Ladder
@@ -110,7 +110,7 @@ class PoolResource(Owned, PoolArrays):
         self._spans: dict[
             int, tuple[Span, Home | StreamMemory]
         ] = {}  # of the blocks in the table, by address
-        self._asking = threading.Lock()  # two threads that ask for the block of an array get the same
+        self._asking = threading.RLock()  # two threads that ask for the block of an array get the same
         self._life = process.life
         self._ready = True  # one flag for whatever keeps the next request from going straight to its span
         self._own()
