@@ -24,6 +24,7 @@ from cuglue import (
     testing,
 )
 from cuglue.core.block import BlockId
+from cuglue.core.device import device_state
 from cuglue.driver.protocol import PER_THREAD_STREAM, CaptureMode
 from cuglue.driver.sim import SimDriver
 from cuglue.errors import (
@@ -770,6 +771,19 @@ def ended(thread: threading.Thread) -> None:
     while task.exists():
         assert time.monotonic() < until, "the thread does not end"
         time.sleep(0.001)
+
+
+def test_no_free_makes_a_stream(driver: Any, resource: Any) -> None:
+    """One is needed where the block's own may not be named any more; a driver that ends a thread may make none then."""
+    device_state(driver, 0).refuge = None
+    for stream in (PER_THREAD_STREAM, driver.stream_create(0)):
+        block = in_thread(lambda s=stream: resource.allocate(64, s))
+        with testing.faults.fail("stream_create", persistent=True):
+            resource.deallocate(block)
+            resource.reap_pending()
+        if stream != PER_THREAD_STREAM:
+            driver.stream_destroy(stream)
+    assert accounting(resource) == (0, 0, 0)
 
 
 def test_the_owner_thread_frees_on_its_own_stream(driver: Any, resource: Any) -> None:

@@ -39,7 +39,7 @@ from .desks import Desk
 from .entries import Entries
 from .resource import LayeredResource, keeps, living_resources
 from .stream_pool import StreamPool
-from .streams import refuge
+from .streams import prepare_refuge, refuge
 from .table import BlockTable, address_is_live, gone
 from .table import wrong_device as wrong_device
 
@@ -87,12 +87,8 @@ class SourceResource(Owned, LayeredResource):
         self._device = whole_of("device ordinal", device)
         self._ordinal = self._device if device_ordinal is None else whole_of("device ordinal", device_ordinal)
         if check and self._ordinal != self._device:
-            raise UsageError(
-                "device ordinal",
-                got=f"{device_ordinal} for device {device}",
-                expected="the same",
-                hint="Pass check=False if it is a label only",
-            )
+            given, hint = f"{device_ordinal} for device {device}", "Pass check=False if it is a label only"
+            raise UsageError("device ordinal", got=given, expected="the same", hint=hint)
         self._driver = driver or current_driver()
         if self._device:  # the first one is there with any driver
             check_device(self._driver, self._device)
@@ -181,8 +177,10 @@ class SourceResource(Owned, LayeredResource):
     def _allocate(self, nbytes: int, stream: Stream, tag: str, kind: Any) -> Any:
         if not self._ready or not 0 < nbytes <= LARGEST:
             self._get_ready(nbytes)
-        if stream.handle > LEGACY_STREAM and stream.capturing:
-            raise self._in_capture(stream)
+        if stream.handle > LEGACY_STREAM:
+            if stream.capturing:
+                raise self._in_capture(stream)
+            prepare_refuge(stream)
         try:
             if self._plain_calls:
                 ptr = self._driver.malloc_async(nbytes, stream.handle, self._device)

@@ -36,3 +36,12 @@ def refuge(state: DeviceState) -> Stream:
     if state.refuge is None:
         state.refuge = as_stream(OwnStream(state), device=state.device, driver=state.driver)
     return state.refuge
+
+
+def prepare_refuge(stream: Stream) -> None:
+    """Make the :func:`refuge` now if memory of ``stream`` may have to be freed there.
+
+    A free makes nothing: it must not fail for want of a stream, and a driver that is ending a thread may make none.
+    """
+    if stream.owner is None or stream.thread is not None:
+        refuge(stream.state)
