@@ -101,9 +101,14 @@ class UnderBlock(DeviceBlock):
 
 
 class ArrayBlock(DeviceBlock):
-    """The block behind a CuPy array, for whoever asks for it. The array gives it back."""
+    """The block behind a CuPy array, for whoever asks for it. The array gives it back.
 
-    __slots__ = ()
+    Attributes:
+        desk: of the allocator function that handed it out; a pool has none.
+    """
+
+    __slots__ = ("desk",)
+    desk: Any
     PLAIN = True
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..core.block import next_generation
 from ..core.device import device_state
 from ..core.stream import Stream
 from ..errors import CuglueError, DriverError, OutOfBudget, OutOfMemory
@@ -115,9 +114,9 @@ class GlobalDeviceBudget(Adaptor):
         desk, take_below, give_below = way
         forget_closed(self._desks)
         self._desks.append(desk)
-        limit, ledger = self._limit, self._ledger
+        limit = self._limit
 
-        def take(nbytes: int, home: Home) -> Entry:
+        def take(nbytes: int, home: Home, here: Home | None) -> Entry:
             reserved = self._reserved + nbytes
             if reserved <= limit:
                 self._reserved = (
@@ -127,28 +126,28 @@ class GlobalDeviceBudget(Adaptor):
                 self._claim(nbytes)
             try:
                 try:
-                    entry = take_below(nbytes, home)
+                    return take_below(nbytes, home, here)
                 except OutOfMemory as error:
-                    entry = self._once_more(error, home.stream, partial(take_below, nbytes, home))
+                    again = partial(take_below, nbytes, home, here)
+                    entry: Entry = self._once_more(error, home.stream, again)
+                    return entry
             except BaseException:
                 self._discharge(nbytes)
                 raise
-            generation = entry[5] = entry[5] or next_generation()
-            ledger[generation] = nbytes
-            return entry
 
-        def give(entry: Entry) -> None:
+        def give(entry: Entry, here: Home | None) -> None:
             try:
-                give_below(entry)
+                give_below(entry, here)
             finally:
                 if not entry[1]:
-                    nbytes = ledger.pop(entry[5])
-                    self._given_by_arrays += nbytes
+                    self._given_by_arrays += entry[2]
 
         return Way(desk, take, give)
 
     def _given(self, block: Any) -> None:
         size = self._ledger.pop(block.generation, None)
+        if size is None and getattr(block, "desk", None) in self._desks:
+            size = int(block.size)  # of an array that somebody asked about
         if size is None:
             self._discharge_former(block.size)
         elif block.state in _NOT_FREE_YET:
@@ -274,7 +273,7 @@ class GlobalDeviceBudget(Adaptor):
         if self._before:
             with self._lock:
                 own = sum(list(self._ledger.values())) + sum(size for _, size in list(self._pending))
-                own += self._given_by_arrays
+                own += self._given_by_arrays + sum(desk.live for desk in self._desks)
                 gone = self._before - max(0, self.upstream.bytes_outstanding - own)
                 if gone > 0:
                     self._before -= gone

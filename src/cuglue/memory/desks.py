@@ -119,6 +119,11 @@ class Desk:
         return not self.left
 
     @property
+    def live(self) -> int:
+        """Bytes handed out and not given back."""
+        return self.source._arrays.nbytes_of(self)
+
+    @property
     def pending(self) -> int:
         """Bytes given back and not known to be free."""
         return sum(home.pending for home in self.homes())

@@ -77,7 +77,7 @@ class DirectCudaResource(SourceResource):
     def _way(self, take_back: Callable[[Entry], None]) -> Way | None:
         if not keeps(self, DirectCudaResource, "_take", "_drop", "_allocate", "_deallocate"):
             return None
-        return driver_way(self, take_back, pending=False)
+        return driver_way(self, take_back)
 
     def _take(self, nbytes: int, stream: Stream) -> int:
         if self._ordered:

@@ -6,12 +6,15 @@ Owns the entries and who may free one. Must not know the driver, nor how memory 
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.block import BlockLife
 from ..core.stream import Stream
 from .block import UNTAGGED, ArrayBlock
 from .table import BlockTable
+
+if TYPE_CHECKING:
+    from .desks import Desk
 
 #: ``[take_back, address (0: freed), bytes, home, block or None, generation or 0]``. A list, which is made in a third of
 #: the time of an object; the retire queue calls its first item with it.
@@ -38,6 +41,13 @@ class Entries:
         """Bytes of the entries. Summed on demand: a counter would need a lock on every allocation."""
         return sum([entry[SIZE] for entry in list(self.plain.values())])
 
+    def nbytes_of(self, desk: Desk) -> int:
+        """Bytes that one allocator function handed out, those that somebody asked about too."""
+        asked = sum(block.size for block in self._table if getattr(block, "desk", None) is desk)
+        return asked + sum(
+            int(entry[SIZE]) for entry in list(self.plain.values()) if entry[HOME].desk is desk
+        )
+
     def __len__(self) -> int:
         return len(self.plain)
 
@@ -63,7 +73,8 @@ class Entries:
                     block = ArrayBlock(
                         entry[ADDRESS], entry[SIZE], stream, stream.submit(), UNTAGGED, entry[GENERATION]
                     )
-                    block.resource = entry[HOME].desk.resource()
+                    block.desk = entry[HOME].desk
+                    block.resource = block.desk.resource()
                     self._table.add(block)
                 except BaseException:
                     self.put_back(entry)

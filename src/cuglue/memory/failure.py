@@ -83,16 +83,18 @@ class FailureCallbackResource(Adaptor):
             return None
         take_below = way.take
 
-        def take(nbytes: int, home: Home) -> Entry:
+        def take(nbytes: int, home: Home, here: Home | None) -> Entry:
             try:
-                return take_below(nbytes, home)
+                return take_below(nbytes, home, here)
             except OutOfMemory as error:
                 if getattr(self._local, "inside", False):
                     raise
-                entry: Entry = self._try_again(partial(take_below, nbytes, home), nbytes, UNTAGGED, error)
+                entry: Entry = self._try_again(
+                    partial(take_below, nbytes, home, here), nbytes, UNTAGGED, error
+                )
                 return entry
 
-        return way._replace(take=take)
+        return Way(way.desk, take, way.give)
 
     def _try_again(self, again: Callable[[], Any], nbytes: int, tag: str, error: OutOfMemory) -> Any:
         try:

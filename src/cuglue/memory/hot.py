@@ -52,36 +52,36 @@ class Way(NamedTuple):
 
     Attributes:
         desk: of the allocator function.
-        take: ``(bytes, home)`` to an entry: new memory.
-        give: ``(entry)``: free it. Who calls that has claimed it, and puts it back if it still has an address after a
-            failure; without one it is free, and something above the driver failed.
+        take: ``(bytes, home, here)`` to an entry: new memory.
+        give: ``(entry, here)``: free it. Who calls that has claimed it, and puts it back if it still has an address
+            after a failure; without one it is free, and something above the driver failed.
+
+    ``here`` is a home whose stream was asked just now and captures nothing, or None.
     """
 
     desk: Desk
-    take: Callable[[int, Home], Entry]
-    give: Callable[[Entry], None]
+    take: Callable[[int, Home, Home | None], Entry]
+    give: Callable[[Entry, Home | None], None]
 
 
-def driver_way(source: SourceResource, take_back: Callable[[Entry], None], *, pending: bool) -> Way:
+def driver_way(source: SourceResource, take_back: Callable[[Entry], None]) -> Way:
     """The way that calls the driver.
 
     Args:
         source: whose memory it is.
         take_back: the allocator function's own, for the retire queue.
-        pending: whether memory that was given back counts until it is free.
     """
-    driver, device = source.driver, source.device
+    driver, device, pending = source.driver, source.device, source._counts_pending
     setdefault, blocks = source._arrays.plain.setdefault, source._table.entries
     desk = Desk(source)
     forget_closed(source._desks)
     source._desks.append(desk)
 
-    def take(nbytes: int, home: Home) -> Entry:
-        handle = home.handle
-        if home.asks and driver.capture_status(handle) is not _NO_CAPTURE:
+    def take(nbytes: int, home: Home, here: Home | None) -> Entry:
+        if here is None:
             raise source._in_capture(home.stream)
         try:
-            address = driver.malloc_async(nbytes, handle, device)
+            address = driver.malloc_async(nbytes, home.handle, device)
         except (OutOfMemory, DriverError) as error:
             again = source._take_again(nbytes, home.stream, error)
             if again is None:
@@ -92,12 +92,11 @@ def driver_way(source: SourceResource, take_back: Callable[[Entry], None], *, pe
             raise address_is_live(address)
         return entry
 
-    def give(entry: Entry) -> None:
+    def give(entry: Entry, here: Home | None) -> None:
         home = entry[3]
-        handle = home.handle
-        if home.asks and driver.capture_status(handle) is not _NO_CAPTURE:
+        if home is not here and home.asks and driver.capture_status(home.handle) is not _NO_CAPTURE:
             home.stream.refuse_capture("free memory")
-        driver.free_async(entry[1], handle, device)
+        driver.free_async(entry[1], home.handle, device)
         entry[1] = 0
         if pending:
             home.freed += entry[2]
@@ -124,7 +123,7 @@ def _claim_and_give(way: Way, entry: Entry) -> None:
 def give_claimed(way: Way, entry: Entry) -> None:
     """Give back what was claimed; if that fails it is live."""
     try:
-        way.give(entry)
+        way.give(entry, None)
     finally:
         way.desk.source._arrays.put_back(entry)
 
@@ -155,8 +154,9 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
     desk.resource = ref(resource)
     source = desk.source
     arrays = source._arrays
-    plain = arrays.plain
-    claim = plain.pop
+    plain, blocks = arrays.plain, source._table.entries
+    claim, setdefault = plain.pop, plain.setdefault
+    layers, pending = resource is not source, source._counts_pending
     pointer = types.MemoryPointer
     driver, device = resource.driver, resource.device
     retire = source._state.retire
@@ -200,6 +200,8 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
         home = last if last.owner is current else find_home(current)
         if home is None or type(nbytes) is not int or not 0 < nbytes <= LARGEST:
             return long_way(current, nbytes)
+        captures = home.asks and driver.capture_status(home.handle) is not _NO_CAPTURE
+        here = None if captures else home
         while forgotten:
             if deferred:
                 retire.run_forgotten()
@@ -215,7 +217,23 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
                 and claim(entry[1], None) is entry
             ):
                 try:
-                    give(entry)
+                    if layers:
+                        give(entry, here)
+                        continue
+                    # As driver_way gives, without a call; below, as it takes.
+                    former = entry[3]
+                    if (
+                        former is not here
+                        and former.asks
+                        and driver.capture_status(former.handle) is not _NO_CAPTURE
+                    ):
+                        former.stream.refuse_capture("free memory")
+                    driver.free_async(entry[1], former.handle, device)
+                    entry[1] = 0
+                    if pending:
+                        former.freed += entry[2]
+                        if former.left:
+                            desk.left[id(former)] = former
                 except BaseException as error:
                     if not entry[1]:
                         raise
@@ -223,7 +241,21 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
                     retire.keep(entry, error)
             else:
                 retire.run_one(entry)
-        entry = take(nbytes, home)
+        if layers:
+            entry = take(nbytes, home, here)
+        else:
+            if here is None:
+                raise source._in_capture(home.stream)
+            try:
+                address = driver.malloc_async(nbytes, home.handle, device)
+            except (OutOfMemory, DriverError) as error:
+                again = source._take_again(nbytes, home.stream, error)
+                if again is None:
+                    raise
+                address = again
+            entry = [take_back, address, nbytes, home, None, 0]
+            if address in blocks or setdefault(address, entry) is not entry:
+                raise address_is_live(address)
         memory = new(ArrayMemory)
         memory.entry = entry
         memory.ptr = entry[1]

@@ -72,30 +72,44 @@ class LoggingResource(Adaptor):
         if way is None:
             return None
         desk, take_below, give_below = way
-        emit = self._emit
+        emit, ordinal = self._emit, self._ordinal
 
-        def take(nbytes: int, home: Home) -> Entry:
+        # As _emit, without a call where nothing failed.
+        def take(nbytes: int, home: Home, here: Home | None) -> Entry:
             try:
-                entry = take_below(nbytes, home)
+                entry = take_below(nbytes, home, here)
             except BaseException as error:
                 emit(_ALLOCATE, home.stream.id, None, nbytes, UNTAGGED, None, failure_of(error))
                 raise
             generation = entry[5] = entry[5] or next_generation()
+            record = (
+                _ALLOCATE, ordinal, home.stream.id, entry[1], nbytes, UNTAGGED, generation,
+                _thread(), next_order(), _now(), None,
+            )  # fmt: skip
             try:
-                emit(_ALLOCATE, home.stream.id, entry[1], nbytes, UNTAGGED, generation, None)
+                self.sink.emit(_new_record(AllocationRecord, record))
+            except Exception:  # noqa: BLE001 - whatever a sink does, memory goes on
+                self._dropped += 1
             except BaseException as error:  # the sink was interrupted: nobody gets this memory
                 give_up(way, entry, error)
                 raise
             return entry
 
-        def give(entry: Entry) -> None:
+        def give(entry: Entry, here: Home | None) -> None:
             _, address, nbytes, home, _, generation = entry
             try:
-                give_below(entry)
+                give_below(entry, here)
             except BaseException as error:
                 emit(_DEALLOCATE, home.stream.id, address, nbytes, UNTAGGED, generation, failure_of(error))
                 raise
-            emit(_DEALLOCATE, home.stream.id, address, nbytes, UNTAGGED, generation, None)
+            record = (
+                _DEALLOCATE, ordinal, home.stream.id, address, nbytes, UNTAGGED, generation,
+                _thread(), next_order(), _now(), None,
+            )  # fmt: skip
+            try:
+                self.sink.emit(_new_record(AllocationRecord, record))
+            except Exception:  # noqa: BLE001
+                self._dropped += 1
 
         return Way(desk, take, give)
 

@@ -62,6 +62,7 @@ class SourceResource(Owned, LayeredResource):
     """A resource that allocates from a driver, block by block."""
 
     _ordered = True  # new memory is there after an operation of its stream; False: at once, for everybody
+    _counts_pending = False  # memory that was given back counts until it is free
 
     def __init__(
         self,

@@ -55,17 +55,46 @@ class StatisticsResource(Adaptor):
         self._lock = threading.RLock()  # re-entrant: a signal handler may allocate
         self._counters = _Counters()
         self._scopes: list[StatisticsScope] = []
-        self._more, self._less = self._counting()
 
-    def _counting(self) -> tuple[Callable[[int], None], Callable[[int], None]]:
-        """What counts a block more, and a block less, of so many bytes.
+    def _allocate(self, nbytes: int, stream: Stream, tag: str, kind: Any) -> Any:
+        block = self._take(nbytes, stream, tag, kind)
+        self._count(block.size)
+        return block
 
-        There is no call from the first line to the last: CPython switches threads only at calls and loops, so that
-        nobody who counts or looks comes between, and each array saves the price of a lock twice.
-        """
-        counters, scopes, lock = self._counters, self._scopes, self._lock
+    def _given(self, block: Any) -> None:
+        self._counters.count -= 1
+        self._counters.nbytes -= block.size
 
-        def more(nbytes: int) -> None:
+    # Between the first line of counting and the last there is no call: CPython switches threads only at calls and
+    # loops, so that nobody who counts or looks comes between, and each array saves the price of two locks.
+    def _count(self, nbytes: int) -> None:
+        counters = self._counters
+        counters.total_count += 1
+        counters.total_nbytes += nbytes
+        count = counters.count = counters.count + 1
+        live = counters.nbytes = counters.nbytes + nbytes
+        if count > counters.peak_count:
+            counters.peak_count = count
+        if live > counters.peak_nbytes:
+            counters.peak_nbytes = live
+        if self._scopes:
+            self._tell_scopes(live, count)
+
+    def _tell_scopes(self, nbytes: int, count: int) -> None:
+        with self._lock:
+            for scope in self._scopes:
+                scope._saw(nbytes, count)
+
+    def _way(self, take_back: Callable[[Entry], None]) -> Way | None:
+        way = self._way_below(StatisticsResource, take_back)
+        if way is None:
+            return None
+        desk, take_below, give_below = way
+        counters, scopes, tell_scopes = self._counters, self._scopes, self._tell_scopes
+
+        def take(nbytes: int, home: Home, here: Home | None) -> Entry:
+            entry = take_below(nbytes, home, here)
+            # As _count, without a call.
             counters.total_count += 1
             counters.total_nbytes += nbytes
             count = counters.count = counters.count + 1
@@ -75,42 +104,16 @@ class StatisticsResource(Adaptor):
             if live > counters.peak_nbytes:
                 counters.peak_nbytes = live
             if scopes:
-                with lock:
-                    for scope in scopes:
-                        scope._saw(live, count)
-
-        def less(nbytes: int) -> None:
-            counters.count -= 1
-            counters.nbytes -= nbytes
-
-        return more, less
-
-    def _allocate(self, nbytes: int, stream: Stream, tag: str, kind: Any) -> Any:
-        block = self._take(nbytes, stream, tag, kind)
-        self._more(block.size)
-        return block
-
-    def _given(self, block: Any) -> None:
-        self._less(block.size)
-
-    def _way(self, take_back: Callable[[Entry], None]) -> Way | None:
-        way = self._way_below(StatisticsResource, take_back)
-        if way is None:
-            return None
-        desk, take_below, give_below = way
-        more, less = self._more, self._less
-
-        def take(nbytes: int, home: Home) -> Entry:
-            entry = take_below(nbytes, home)
-            more(nbytes)
+                tell_scopes(live, count)
             return entry
 
-        def give(entry: Entry) -> None:
+        def give(entry: Entry, here: Home | None) -> None:
             try:
-                give_below(entry)
+                give_below(entry, here)
             finally:
                 if not entry[1]:
-                    less(entry[2])
+                    counters.count -= 1
+                    counters.nbytes -= entry[2]
 
         return Way(desk, take, give)
 

@@ -30,6 +30,8 @@ _REAP_ABOVE = 4096  # blocks waiting to be counted as free
 class AsyncCudaResource(SourceResource, TracksUses):
     """Stream-ordered device memory from the driver's own pool, with exact uses."""
 
+    _counts_pending = True
+
     def __init__(
         self,
         device: int = 0,
@@ -102,7 +104,7 @@ class AsyncCudaResource(SourceResource, TracksUses):
     def _way(self, take_back: Callable[[Entry], None]) -> Way | None:
         if not keeps(self, AsyncCudaResource, "_take", "_drop", "_allocate", "_deallocate"):
             return None
-        return driver_way(self, take_back, pending=True)
+        return driver_way(self, take_back)
 
     def _homes(self) -> list[Home]:
         return [home for desk in list(self._desks) for home in desk.homes()]
