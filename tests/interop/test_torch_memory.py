@@ -71,6 +71,11 @@ def test_P15_a_use_of_a_tensor_is_waited_for_by_the_free() -> None:
         array = cupy.ones(1 << 18, "u1")
     tensor = torch.from_dlpack(array)
     seen = torch.zeros(1 << 18, dtype=torch.uint8, device="cuda")
+    with torch.cuda.stream(side):
+        seen.copy_(tensor)  # loads its kernel, which waits for whatever runs
+    with resource.as_cupy_allocator(), home:
+        cupy.full(1 << 18, 2, "u1")
+    seen.zero_()
     torch.cuda.synchronize()
     home.synchronize()
     with testing.Latch(side.cuda_stream) as latch:
