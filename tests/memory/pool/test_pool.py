@@ -33,6 +33,7 @@ from cuglue.errors import (
     UsageError,
 )
 from cuglue.memory.cupy_plug import block_of
+from cuglue.memory.lookup import block_at
 from cuglue.testing import faults
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -187,7 +188,7 @@ def test_a_use_of_memory_that_is_known_by_its_address_alone_is_waited_for(
     user = new_stream()
     other, pointer = pool.malloc(5000), pool.malloc(1000)
     address = pointer.ptr
-    block = cuglue.memory.lookup.block_at(address + 700)
+    block = block_at(address + 700)
     assert block is not None
     assert (block.ptr, block.size) == (address, pointer.mem.size)
     assert block is pool.block_at(address) is block_of(pointer.mem)

@@ -47,10 +47,15 @@ def make_malloc(pool: Any, types: Any) -> Callable[[int], Any]:
     empty = types.UnownedMemory(0, 0, None, device)
     life = process.life
 
-    class PoolMemory(types.BaseMemory):  # type: ignore[misc] # a class that CuPy gives at run time
-        """Memory of CuPy arrays."""
+    class PoolMemory(types.UnownedMemory):  # type: ignore[misc] # a class that CuPy gives at run time
+        """Memory of CuPy arrays. Made by one call, which takes less than setting the fields one by one."""
 
-        __slots__ = ("__weakref__", "span")
+        __slots__ = ("__weakref__",)
+
+        @property
+        def span(self) -> Any:
+            """What it lies in."""
+            return self._owner
 
         @property
         def block(self) -> Any:
@@ -58,7 +63,7 @@ def make_malloc(pool: Any, types: Any) -> Callable[[int], Any]:
             return pool.block_in(self)
 
         def __del__(self) -> None:
-            span = self.span
+            span = self._owner
             if span.life is None:
                 span.stack.append(span)
             else:
@@ -66,8 +71,6 @@ def make_malloc(pool: Any, types: Any) -> Callable[[int], Any]:
 
         def __repr__(self) -> str:
             return f"PoolMemory(ptr={self.ptr:#x}, nbytes={self.size}, device={self.device_id})"
-
-    new = PoolMemory.__new__
 
     def malloc(nbytes: int) -> Any:
         if forgotten:
@@ -81,25 +84,18 @@ def make_malloc(pool: Any, types: Any) -> Callable[[int], Any]:
                 raise process.forked_child(pool) from None
             raise
         home = find_home(id(current))
-        span = None
         if home is not None and nbytes.__class__ is int:
             for stack in home.bins.get((nbytes + 511) >> 9, nothing):
                 if stack:
                     try:
                         span = stack.pop()
-                        home.hits += 1
-                        break
                     except IndexError:
-                        pass  # another thread was quicker
+                        continue  # another thread was quicker
+                    home.hits += 1
+                    return pointer(PoolMemory(span.ptr, span.size, span, ordinal), 0)
+        span = long_way(current, nbytes)
         if span is None:
-            span = long_way(current, nbytes)
-            if span is None:
-                return pointer(empty, 0)
-        memory = new(PoolMemory)
-        memory.ptr = span.ptr
-        memory.size = span.size
-        memory.device_id = ordinal
-        memory.span = span
-        return pointer(memory, 0)
+            return pointer(empty, 0)
+        return pointer(PoolMemory(span.ptr, span.size, span, ordinal), 0)
 
     return malloc
