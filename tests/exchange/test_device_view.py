@@ -322,6 +322,15 @@ def test_numpy_copies_and_waits(driver):
     assert home.completed == home.seq
 
 
+def test_numpy_comes_after_what_a_consumer_queued(driver):
+    view, _ = make(driver)
+    consumer = driver.Stream()
+    taken = view.__dlpack__(stream=consumer.ptr, max_version=V1)
+    driver.fill_async(view.device_ptr, 0, view.layout.nbytes, consumer.ptr)
+    np.testing.assert_array_equal(view.numpy(), np.zeros(N, "f4"))
+    del taken
+
+
 def test_numpy_copies_strided_memory_tightly(driver):
     data = np.arange(16, dtype="f4")
     view, _ = make(driver, data=data)

@@ -401,6 +401,19 @@ def test_A22_arrays_that_are_alive_keep_the_memory(driver: Any) -> None:
     os.close(fd)
 
 
+def test_A22_a_map_that_an_array_interface_was_read_of_keeps_the_memory(driver: Any) -> None:
+    """Whoever read it holds the map, and takes no token."""
+    fd = memory_file(N)
+    handle = CudaHandle.from_external(external.import_fd(fd, allocation_size=N))
+    with handle.map() as m:
+        m.note_cai_reader()
+    handle.close()
+    assert settled(driver)["external_buffers"] == 1
+    del m
+    assert settled(driver)["external_buffers"] == settled(driver)["external"] == 0
+    os.close(fd)
+
+
 def test_maps_that_are_gone_are_not_remembered(driver: Any) -> None:
     with external_memory(driver) as subject:
         for _ in range(100):
