@@ -293,7 +293,15 @@ def test_C35_pinned_bytes_too(rt: Runtime, stream: Any, x: Any) -> None:
 def test_C27_the_drop_queue_does_not_move_while_recording(
     rt: Runtime, stream: Any, x: Any, calls: Calls
 ) -> None:
+    drops = rt._lanes.lane(stream).drops
+    with rt.command(stream=stream) as cmd:
+        for _ in range(2):
+            cmd.write_to_gpu(x.descriptor(N, "i4"), cmd.reserve_cpu(4 * N))  # pinned: held until it was read
+            drops.flush()
+        cmd.write_to_gpu(x.descriptor(N, "i4"), cmd.reserve_cpu(4 * N))
+    assert len(drops.staged) == len(drops.pending) == 1
     with rt.capture(stream) as capture:
+        assert (drops.staged, drops.pending) == ((), ())  # drained before anything is recorded
         calls.clear()
         for _ in range(200):
             rt.command(stream=stream).write_to_gpu(x.descriptor(N, "i4"), np.zeros(N, "i4"))
@@ -407,6 +415,17 @@ def test_C31_an_end_that_the_driver_refuses_leaves_no_capture_open(
     capture.graph.replay()
     capture.graph.close()
     assert value(rt, x, stream) == 1
+
+
+def test_a_graph_that_cannot_be_destroyed_goes_with_the_next_drain(
+    rt: Runtime, driver: Any, stream: Any, x: Any, calls: Calls
+) -> None:
+    with fail("graph_destroy", driver=driver), rt.capture(stream) as capture:
+        increment(rt, x, stream=stream)
+    assert calls.count("graph_destroy") == 0  # the one that failed is not among them
+    device_state(driver, 0).retire.drain()
+    assert calls.count("graph_destroy") == 1
+    capture.graph.close()
 
 
 def test_C31_a_warmup_that_cannot_begin_leaves_no_capture_open(

@@ -18,6 +18,7 @@ from cuglue import (
     Runtime,
     Sliced,
 )
+from cuglue.driver.protocol import CaptureMode
 from cuglue.driver.sim import SimDriver
 from cuglue.errors import (
     BufferTooBig,
@@ -204,6 +205,17 @@ def test_C3_one_stamp_rule_for_every_pool(driver: Any) -> None:
                 rt.launch(INCREMENT, 1, 64, InOut(x), 64, 10, stream=b)
                 assert set(rt.read(x, dtype="i4", stream=a).result()) == {value + 10}
                 x.close()
+
+
+def test_no_memory_of_a_pool_inside_somebody_elses_capture(sim: SimDriver) -> None:
+    with Runtime(memory=[Direct()]) as rt:
+        stream = rt.stream(0)
+        rt.empty(4096, stream=stream).close()  # lies ready
+        sim.capture_begin(stream.handle, CaptureMode.RELAXED)
+        with pytest.raises(CaptureError, match="allocate memory"):
+            rt.empty(4096, stream=stream)
+        sim.graph_destroy(sim.capture_end(stream.handle))
+        rt.empty(4096, stream=stream).close()
 
 
 def test_graphs_over_pools(pooled: Runtime) -> None:

@@ -67,6 +67,21 @@ def test_profiles_lie_on_one_scale(rt: Runtime, x: Any) -> None:
         second.begins_after(rt.profile(rt.stream(0)))
 
 
+def test_a_beginning_that_is_still_to_come_is_waited_for(sim: SimDriver) -> None:
+    with Runtime() as rt:
+        one, two = rt.stream(0), rt.stream(1)
+        for _ in range(5):
+            rt.launch(INCREMENT, 1, 4, InOut(rt.create(np.zeros(4, "i4"), stream=one)), 4, 1, stream=one)
+        with rt.profile(one) as first:
+            pass
+        with rt.profile(two) as second:
+            pass
+        rt.command(stream=two).synchronize()
+        assert not one.query()
+        second.begins_after(first)
+        first.begins_after(second)
+
+
 def test_misuse(rt: Runtime, x: Any) -> None:
     profile = rt.profile(rt.stream(0))
     with pytest.raises(UsageError, match="has ended"):

@@ -88,6 +88,25 @@ def test_C33_a_replay_that_asked_nothing_is_waited_for_by_others(doubling: Doubl
     assert calls.count("stream_wait_event") == 1
 
 
+@pytest.mark.parametrize("use", ["write what it reads", "read what it writes"])
+def test_C33_a_replay_is_newer_than_what_others_have_waited_for(
+    doubling: Doubling, calls: Calls, use: str
+) -> None:
+    """The other stream has waited for all that was there; a replay that asked nothing came after."""
+    doubling.write(7, doubling.home)
+    doubling.rt.read(doubling.a, stream=doubling.other).result()
+    calls.clear()
+    doubling.graph.replay()
+    assert [call.method for call in calls.made] == ["graph_launch"]
+    if use == "write what it reads":
+        doubling.write(100, doubling.other)
+        assert calls.count("stream_wait_event") == 1
+        assert doubling.result(doubling.home) == 14
+    else:
+        assert doubling.result(doubling.other) == 14
+        assert calls.count("stream_wait_event") == 1
+
+
 def test_C38_a_replay_over_bytes_that_were_never_written_is_skipped(doubling: Doubling) -> None:
     with fail("copy_async", driver=doubling.rt.driver), pytest.raises(DriverError):
         doubling.write(3, doubling.home)
