@@ -308,6 +308,41 @@ def test_the_question_of_every_map_finds_what_is_gone_and_leaves_no_error(
     assert caplog.text == ""  # nobody is told of errors that our own question left
 
 
+@pytest.mark.parametrize("target", [GL.GL_TEXTURE_2D, GL.GL_TEXTURE_RECTANGLE, GL.GL_TEXTURE_3D])
+def test_every_map_of_an_image_sees_what_became_of_it(target: int, caplog: pytest.LogCaptureFixture) -> None:
+    deep = 3 if target == GL.GL_TEXTURE_3D else 0
+    name, raw = GL.GLuint(), glquestions._find()
+    GL.glGenTextures(1, name)
+    GL.glBindTexture(target, name.value)
+
+    def store(width: int, number: int) -> None:
+        rest = (GL.GL_RGBA, GL.GL_UNSIGNED_BYTE, None)
+        if deep:
+            GL.glTexImage3D(target, 0, number, width, 4, deep, 0, *rest)
+        else:
+            GL.glTexImage2D(target, 0, number, width, 4, 0, *rest)
+
+    store(8, GL.GL_RGBA8)
+    info = globjects.describe_image(name.value, target)
+    now = globjects.image_level(name.value, target, info)
+    assert now(0) == info
+    with pytest.raises(NotAllocatedError):
+        now(1)
+    store(16, GL.GL_RGBA8)
+    assert now(0) == info._replace(width=16)
+    store(8, GL.GL_R8)
+    assert now(0) == info._replace(internal_format=GL.GL_R8)
+    store(8, GL.GL_RGBA8)
+    if not deep:
+        raw["glGetNamedBufferParameteri64v"](987654, 0xDEAD, None)
+        assert now(0) == info
+        assert raw["glGetError"]() != 0  # the application's own, still there
+    GL.glDeleteTextures([name.value])
+    with pytest.raises(NotAllocatedError, match="no object"):
+        now(0)
+    assert caplog.text == ""
+
+
 @pytest.mark.parametrize(("nbytes", "offset"), [(17, 0), (1, 16), (4, -1), (-1, 0), (None, 17)])
 def test_a_range_outside_the_buffer_is_refused(nbytes: int | None, offset: int) -> None:
     name = buffer(16)

@@ -24,7 +24,15 @@ from .defaults import default_memory
 from .diagnose import explained
 from .glcontext import GlContext, current, headless, ops_here
 from .gldevice import device_of_context
-from .globjects import RENDERBUFFER, TEXTURE_2D, buffer_size, describe_buffer, describe_image, target_name
+from .globjects import (
+    RENDERBUFFER,
+    TEXTURE_2D,
+    buffer_size,
+    describe_buffer,
+    describe_image,
+    image_level,
+    target_name,
+)
 from .glops import CudaGlOps, GlOps
 from .handle import CudaHandle
 from .image_copy import image_copier
@@ -239,7 +247,7 @@ def _open_image(
             layout=layout,
             planes=planes,
             surfaces=surfaces,
-            describe=lambda level: describe_image(name, target, level),
+            describe=image_level(name, target, info),
             what=what,
         )
 

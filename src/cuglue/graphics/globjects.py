@@ -7,10 +7,11 @@ whether what it finds registers. Every function runs where a context is current 
 from __future__ import annotations
 
 from collections.abc import Callable
+from ctypes import c_int, c_int64
 from typing import NamedTuple
 
 from ..errors import NotAllocatedError, UsageError
-from .glquestions import BUFFER_SIZE, Questions, SizeQuestion
+from .glquestions import BUFFER_SIZE, Questions, Quick
 
 TEXTURE_2D = 0x0DE1
 RENDERBUFFER = 0x8D41
@@ -75,8 +76,18 @@ def describe_buffer(name: int) -> int:
 
 def buffer_size(name: int) -> Callable[[], int]:
     """:func:`describe_buffer` of this buffer for every map, one at a time: one question where all is well."""
-    ask = SizeQuestion(name).ask
-    return lambda: ask() or describe_buffer(name)
+    ask = Quick(c_int64, ("glGetNamedBufferParameteri64v", name, BUFFER_SIZE)).ask
+    return lambda: ask()[0] or describe_buffer(name)
+
+
+def image_level(name: int, target: int, info: ImageInfo) -> Callable[[int], ImageInfo]:
+    """:func:`describe_image` by level for every map, one at a time: few questions where level 0 still is ``info``."""
+    if target not in _FLAT:
+        return lambda level: describe_image(name, target, level)
+    base = [("glGetTextureLevelParameteriv", name, 0, parameter) for parameter in _FLAT_LEVEL]
+    ask = Quick(c_int, ("glGetTextureParameteriv", name, _TARGET), *base).ask
+    expected = [target, info.width, info.height, info.internal_format]
+    return lambda level: info if not level and ask() == expected else describe_image(name, target, level)
 
 
 def describe_texture(name: int, target: int = TEXTURE_2D, level: int = 0) -> ImageInfo:

@@ -98,27 +98,35 @@ class Questions:
         return codes
 
 
-class SizeQuestion:
-    """Asks for the bytes of one buffer where its context is current, as every map does; one thread at a time.
+class Quick:
+    """Asks for numbers of one object where its context is current, as every map does; one thread at a time.
 
-    The application's own error flags stay as they are.
+    An application's own error flags stay as they are.
+
+    Args:
+        kind: of the numbers, ``c_int`` or ``c_int64``.
+        questions: calls with their arguments. None of the numbers is 0 as long as the object is there.
     """
 
-    __slots__ = ("_name", "_place", "_value")
+    __slots__ = ("_place", "_questions", "_value")
 
-    def __init__(self, name: int) -> None:
-        self._name = name
-        self._value = c_int64()
+    def __init__(self, kind: type[c_int] | type[c_int64], *questions: tuple[Any, ...]) -> None:
+        self._value = kind()
         self._place = byref(self._value)
+        self._questions = questions
 
-    def ask(self) -> int:
-        """The size; 0: OpenGL gave no answer (perhaps no context is current), and :class:`Questions` finds out why."""
-        value, functions = self._value, _find()
-        value.value = 0
-        functions["glGetNamedBufferParameteri64v"](self._name, BUFFER_SIZE, self._place)
-        if not value.value:
-            functions["glGetError"]()  # of this very question
-        return value.value
+    def ask(self) -> list[int]:
+        """The numbers. With a 0 among them OpenGL gave no answer (perhaps no context is current), and
+        :class:`Questions` finds out why.
+        """
+        value, place, functions, found = self._value, self._place, _find(), []
+        for call, *arguments in self._questions:
+            value.value = 0
+            functions[call](*arguments, place)
+            found.append(value.value)
+        if 0 in found:
+            functions["glGetError"]()  # of these very questions
+        return found
 
 
 @functools.cache
