@@ -20,12 +20,13 @@ _LEVEL = 0x1000, 0x1001, 0x8071, 0x1003, 0x9106  # width, height, depth, interna
 _FLAT_LEVEL = 0x1000, 0x1001, 0x1003  # width, height, internal format
 _RENDERBUFFER = 0x8D42, 0x8D43, 0x8D44, 0x8CAB  # width, height, internal format, samples
 _CUBE_MAP = 0x8513
+_RECTANGLE = 0x84F5
 
 _TARGETS = {
     0x0DE0: "GL_TEXTURE_1D",
     TEXTURE_2D: "GL_TEXTURE_2D",
     0x806F: "GL_TEXTURE_3D",
-    0x84F5: "GL_TEXTURE_RECTANGLE",
+    _RECTANGLE: "GL_TEXTURE_RECTANGLE",
     _CUBE_MAP: "GL_TEXTURE_CUBE_MAP",
     0x8C18: "GL_TEXTURE_1D_ARRAY",
     0x8C1A: "GL_TEXTURE_2D_ARRAY",
@@ -36,7 +37,7 @@ _TARGETS = {
     RENDERBUFFER: "GL_RENDERBUFFER",
 }
 #: Targets whose levels have one slice and no samples.
-_FLAT = frozenset({TEXTURE_2D, 0x84F5, _CUBE_MAP})
+_FLAT = frozenset({TEXTURE_2D, _RECTANGLE, _CUBE_MAP})
 
 
 class ImageInfo(NamedTuple):
@@ -104,8 +105,9 @@ def describe_texture(name: int, target: int = TEXTURE_2D, level: int = 0) -> Ima
         NoContextError: no context is current on this thread.
     """
     what = f"texture {name}"
-    if level < 0:
-        raise UsageError(what, got=f"level {level}", expected="a level of 0 or more")
+    if level < 0 or (level and target == _RECTANGLE):
+        last = "level 0: a rectangle has no other" if target == _RECTANGLE else "a level of 0 or more"
+        raise UsageError(what, got=f"level {level}", expected=last)
     ask = Questions(what)
     _require(ask.exists("glIsTexture", name), what, "glBindTexture")
     (found,) = ask.numbers("glGetTextureParameteriv", name, parameters=(_TARGET,))
