@@ -10,14 +10,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from ..arguments import whole, whole_of
 from ..core.block import BlockLife
 from ..core.stream import Stream
-from ..errors import ArgumentError, ClosedError, LayoutError, StorageHandleNotFound
+from ..errors import ArgumentError, ClosedError, LayoutError, StorageHandleNotFound, UsageError
 from ..exchange.view import ArrayView
 from ..layout import CopyShape, Layout, contiguous_strides, element, extents, integers, pitched
 from ..lifecycle import BlockState, leave
@@ -111,6 +111,14 @@ class Buffer:
 
     def __len__(self) -> int:
         return self.nbytes
+
+    def __array__(self, *arguments: object, **keywords: object) -> NoReturn:
+        raise UsageError(
+            repr(self),
+            got="a NumPy array of it",
+            expected="a copy on the host",
+            hint="numpy.asarray(runtime.read(buffer, shape, dtype).result())",
+        )
 
     def __bool__(self) -> bool:
         return True  # an empty buffer is a buffer still
@@ -238,6 +246,9 @@ def bind_storage(reserved: Buffer, new: Buffer) -> None:
         StorageHandleNotFound: ``reserved`` has no memory.
         ArgumentError: ``new`` has memory already, or another size, or belongs to another runtime.
     """
+    for buffer in (reserved, new):
+        if not isinstance(buffer, Buffer):
+            raise UsageError("bind", got=repr(buffer)[:80], expected="buffers of this runtime")
     storage = reserved.storage
     if new._closed:
         raise ClosedError(repr(new), got="memory", expected="an open buffer")
@@ -251,6 +262,22 @@ def bind_storage(reserved: Buffer, new: Buffer) -> None:
         )
     storage.block.taint = None  # whoever binds it says that its bytes are what they should be
     reserved._cell.storage, new._cell.storage = None, storage
+
+
+def descriptor_of(what: str, value: Any) -> CopyDescriptor:
+    """``value``, if it is a descriptor.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not isinstance(value, CopyDescriptor):
+        raise UsageError(
+            what,
+            got=repr(value)[:80],
+            expected="a CopyDescriptor",
+            hint="Make one: buffer.descriptor(shape, dtype)",
+        )
+    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from ..arguments import seconds
 from ..core.event import Event
-from ..errors import CuglueError, DriverError
+from ..errors import CuglueError, DriverError, UsageError
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -107,7 +107,14 @@ class Future(Generic[T]):
         """Call ``function(self)`` once done, at once if it is: on a thread of the library, which may use the device.
 
         What it raises is logged.
+
+        Raises:
+            UsageError: it cannot be called.
         """
+        if not callable(function):
+            raise UsageError(
+                "callback of a future", got=repr(function)[:80], expected="a function of the future"
+            )
         with self._lock:
             if self._event is not None:
                 self._callbacks.append(function)

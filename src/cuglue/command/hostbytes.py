@@ -29,6 +29,8 @@ def readable_bytes(data: Any) -> npt.NDArray[np.uint8]:
         return data
     if isinstance(data, np.ndarray):
         array = data
+    elif isinstance(data, str):
+        raise UsageError("data", got="a str", expected="bytes", hint="Encode it: text.encode()")
     elif isinstance(data, Buffer) or hasattr(type(data), "__cuda_array_interface__"):
         raise UsageError("data", got=f"{type(data).__name__}, device memory", expected="host memory")
     else:
@@ -60,12 +62,7 @@ def writable_bytes(data: Any) -> tuple[memoryview, npt.NDArray[np.uint8]]:
     try:
         view = memoryview(data)
     except TypeError:
-        try:
-            view = np.asarray(data).data
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise UsageError(
-                "buffer of a read", got=type(data).__name__, expected="a writable buffer"
-            ) from error
+        view = _array_view(data)
     if view.readonly or not view.c_contiguous:
         raise LayoutError(
             "buffer of a read",
@@ -75,6 +72,16 @@ def writable_bytes(data: Any) -> tuple[memoryview, npt.NDArray[np.uint8]]:
     if not view.nbytes:
         return view, np.empty(0, np.uint8)
     return view, np.frombuffer(view.cast("B"), np.uint8)
+
+
+def _array_view(data: Any) -> memoryview:
+    """The memory of a CPU tensor. Of a list there is none: NumPy would make an array that nobody sees."""
+    try:
+        if any(hasattr(type(data), name) for name in ("__array__", "__array_interface__")):
+            return np.asarray(data).data
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise UsageError("buffer of a read", got=type(data).__name__, expected="a writable buffer")
 
 
 def kind_of(source: npt.NDArray[np.uint8]) -> Source:

@@ -97,7 +97,7 @@ class HostPool:
         capacity = capacity_of(nbytes)
         ptr = self._pinned(capacity, grow, reclaim) if nbytes else 0
         if not ptr:
-            return np.empty(nbytes, np.uint8).view(HostBuffer)
+            return _ordinary(nbytes)
         made: HostBuffer = np.asarray(PinnedMemory(self, ptr, capacity, nbytes)).view(HostBuffer)
         made._ptr = ptr
         self.note_use(made)
@@ -182,6 +182,13 @@ class HostPool:
         """Keep the idle memory within bounds; cheap when it is."""
         if self.returned and self.idle_bytes > _KEEP:
             self.trim(_KEEP)
+
+
+def _ordinary(nbytes: int) -> HostBuffer:
+    try:
+        return np.empty(nbytes, np.uint8).view(HostBuffer)
+    except (MemoryError, ValueError) as error:  # ValueError: more than an address can say
+        raise OutOfMemory(f"host memory: {nbytes} bytes", requested=nbytes, in_use=0) from error
 
 
 def capacity_of(nbytes: int) -> int:

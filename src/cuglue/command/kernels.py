@@ -58,9 +58,17 @@ class Kernel:
         self.sim = sim
         self.parameters: tuple[Parameter, ...] | None = signature(name, source)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.name, self.source, self.options, self.sim)
+
     def __repr__(self) -> str:
         listed = "..." if self.parameters is None else ", ".join(str(p) for p in self.parameters)
         return f"Kernel({self.name}({listed}))"
+
+
+def _again(name: str, source: str, options: tuple[str, ...], sim: SimFunction | None) -> Kernel:
+    """A kernel from what was pickled of it."""
+    return Kernel(name, source, options=options, sim=sim)
 
 
 class Loaded:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import CuglueError, DevicePoisoned, LayoutError, UsageError
+from ..errors import CuglueError, DevicePoisoned, LayoutError
 from ..layout import CopyShape
-from .buffers import CopyDescriptor
+from .buffers import CopyDescriptor, descriptor_of
 from .copies import checked_operand, to_host
 from .futures import Future
 from .hostbytes import kind_of, writable_bytes
@@ -40,6 +40,7 @@ def write_to_cpu(lane: Lane, descriptor: CopyDescriptor, data: Any, progress: Re
     Raises:
         LayoutError: as :func:`write_to_gpu`, or a buffer that cannot be written.
     """
+    descriptor = descriptor_of("read", descriptor)
     view, target = writable_bytes(data)
     if target.nbytes != descriptor.nbytes:
         raise LayoutError(
@@ -85,13 +86,9 @@ def read_async(
             for before their memory goes back.
     """
     lane.stream.refuse_capture("read")
-    single = isinstance(descriptors, CopyDescriptor)
-    listed = [descriptors] if isinstance(descriptors, CopyDescriptor) else list(descriptors)
-    for descriptor in listed:
-        if not isinstance(descriptor, CopyDescriptor):
-            raise UsageError(
-                "read", got=repr(descriptor), expected="CopyDescriptors: buffer.descriptor(shape, dtype)"
-            )
+    single = not isinstance(descriptors, (list, tuple))
+    asked: Sequence[Any] = [descriptors] if single else descriptors  # type: ignore[assignment] # just asked
+    listed = [descriptor_of("read", descriptor) for descriptor in asked]
     told = Progress.of(progress, sum(descriptor.nbytes for descriptor in listed), lane.failures)
     results: list[HostBuffer] = []
     done = 0

@@ -253,8 +253,13 @@ class Runtime(Owned):
         return self._lanes.own(index)
 
     def synchronize(self) -> None:
-        """Block the host until everything queued on the device is done; raises the fault that this reveals."""
+        """Block the host until everything queued on the device is done; raises the fault that this reveals.
+
+        Raises:
+            CaptureError: a stream captures a graph.
+        """
         self._check_open()
+        self._state.refuse_captures("wait for the device")
         self.driver.device_synchronize(self.device)
 
     # --- end --------------------------------------------------------------------------------------------------------

@@ -6,10 +6,11 @@ Owns :class:`Storage` and what giving its memory back takes. Must not know buffe
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from ..core.block import Block, BlockLife
 from ..core.stream import Stream
+from ..errors import UsageError
 from ..exchange.owner import BlockOwner
 from ..lifecycle import BlockState
 
@@ -40,6 +41,11 @@ class Storage(BlockOwner):
         """Inherited."""
         self.exported = True
         super().note_cai_reader()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise UsageError(
+            "device memory", got="a copy or a pickle of it", expected="its bytes: runtime.read(buffer)"
+        )
 
     def __del__(self) -> None:
         if self._release is not None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..driver.protocol import Access
 from ..errors import LayoutError
 from ..layout import CopyShape
-from .buffers import Buffer, CopyDescriptor
+from .buffers import Buffer, CopyDescriptor, descriptor_of
 from .copies import checked_operand, to_device
 from .hostbytes import kind_of, readable_bytes
 from .hostmem import HostBuffer, address_of
@@ -58,6 +58,7 @@ def write_to_gpu(
         StorageHandleNotFound: the buffer has no memory.
         DriverError: the copy was refused. Nothing is retained in any of these cases.
     """
+    descriptor = descriptor_of("write", descriptor)
     source = readable_bytes(data)
     if source.nbytes != descriptor.nbytes:
         raise LayoutError(
