@@ -98,6 +98,21 @@ def give_back_after_a_use_elsewhere(subject: Subject) -> None:
     subject.pool.deallocate(block)
 
 
+def idle(setup: Any) -> Any:
+    """``setup``, and the device has done everything."""
+
+    def more(driver: SimDriver) -> Subject:
+        subject: Subject = setup(driver)
+        driver.device_synchronize(0)
+        return subject
+
+    return more
+
+
+def large(subject: Subject) -> Any:
+    return subject.pool.allocate(20 * MIB, subject.streams[0])
+
+
 def trim(subject: Subject) -> None:
     subject.pool.trim()
 
@@ -126,6 +141,12 @@ CASES: dict[str, tuple[Any, Any, bool]] = {
         False,
     ),
     "stealing": (take_over, freed(make(limit=16 * MIB), (8 * MIB, 1), (8 * MIB, 2)), False),
+    "a page changes hands": (large, idle(freed(make(), (70 * MIB, 1), (20 * MIB, 2))), False),
+    "pages of idle streams go": (
+        large,
+        idle(freed(make(), (50 * MIB, 1), (12 * MIB, 2), (12 * MIB, 1))),
+        False,
+    ),
     "use elsewhere": (give_back_after_a_use_elsewhere, with_blocks(make(), (MIB, 0)), True),
     "trim": (trim, freed(make(), (4 * MIB, 0), (8 * MIB, 1), (1000, 2)), False),
     "sliced": (small, make(layout=[Sliced(MIB)]), True),

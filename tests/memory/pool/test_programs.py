@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 import threading
 from typing import Any
 
@@ -27,6 +28,7 @@ from cuglue.core.device import device_state
 from cuglue.driver.sim import SimDriver
 from cuglue.errors import OutOfMemory
 from cuglue.memory.cupy_plug import block_of
+from cuglue.memory.pool import arena, ladder
 
 KIB, MIB = 1 << 10, 1 << 20
 LAYOUTS: dict[str, Any] = {
@@ -40,8 +42,9 @@ OPERATIONS = ("allocate", "malloc", "free", "free", "use", "use", "trim", "reap"
 class Program:
     """Runs operations chosen by a generator of random numbers; every piece holds its own value while it is alive."""
 
-    def __init__(self, sim: SimDriver, pool: PoolResource, seed: int) -> None:
+    def __init__(self, sim: SimDriver, pool: PoolResource, seed: int, operations: Any = OPERATIONS) -> None:
         self.sim = sim
+        self.operations = operations
         self.pool = pool
         self.choose = random.Random(seed)
         self.objects = [sim.Stream() for _ in range(4)]
@@ -69,7 +72,7 @@ class Program:
         assert (host == block.generation % 251).all()
 
     def step(self) -> None:
-        what = self.choose.choice(OPERATIONS)
+        what = self.choose.choice(self.operations)
         try:
             if what == "allocate":
                 stream = self.choose.choice(self.streams)
@@ -96,6 +99,8 @@ class Program:
                 self.pool.reap_pending(block=self.choose.random() < 0.5)
             elif what == "collect":
                 gc.collect()
+            elif what == "finish":
+                self.choose.choice(self.streams).synchronize()
         except OutOfMemory:
             if self.live:
                 block, pointer = self.live.pop()
@@ -134,6 +139,75 @@ def test_no_hazard_in_any_program(layout: str, seed: int, limit: int | None, ord
         assert sim.hazards == []
         held = {k: n for k, n in sim.inventory().items() if k in ("malloc", "malloc_async") and n}
         assert not held
+
+
+LENDING = ("allocate", "malloc", "free", "free", "use", "finish", "finish", "finish")
+
+
+@pytest.fixture
+def lending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams lend each other pages from the first byte on and never tire of it; a mebibyte is large."""
+    monkeypatch.setattr(ladder, "WORTH_BORROWING", 0)
+    monkeypatch.setattr(ladder, "FIRST_EFFORTS", 1 << 40)
+    for module in (ladder, arena):
+        monkeypatch.setattr(module, "LARGE", MIB)
+
+
+@pytest.mark.parametrize("source", [AsyncCudaResource, lambda: DirectCudaResource(mode="sync")])
+def test_no_hazard_where_streams_lend_pages(lending: None, source: Any) -> None:
+    counters = []
+    for seed in range(12):
+        sim = SimDriver(seed=seed, memory_bytes=256 * MIB)
+        with cuglue.use_driver(sim):
+            pool = PoolResource(source())
+            program = Program(sim, pool, seed, LENDING)
+            for _ in range(120):
+                program.step()
+            program.finish()
+            device_state(sim, 0).retire.run_forgotten()
+            sim.device_synchronize(0)
+            device_state(sim, 0).retire.drain(block=True)
+            assert pool.bytes_outstanding == 0
+            counters.append(pool.counters)
+            pool.close()
+            assert sim.hazards == []
+            assert not any(sim.inventory()[kind] for kind in ("malloc", "malloc_async"))
+    moved = sum(one.stolen for one in counters)
+    assert (moved > 0) == (source is AsyncCudaResource), (
+        "a resource that is told of no uses keeps its pages in place"
+    )
+    assert sum(one.drained for one in counters) > 0
+
+
+def test_threads_whose_streams_lend_pages(lending: None, device: Any) -> None:
+    sim = device(mib=256)
+    pool = PoolResource(AsyncCudaResource(), max_bytes=128 * MIB)
+    errors: list[BaseException] = []
+    interval = sys.getswitchinterval()
+
+    def work(seed: int) -> None:
+        try:
+            program = Program(sim, pool, seed, LENDING)
+            for _ in range(150):
+                program.step()
+            program.finish()
+        except BaseException as error:  # noqa: BLE001 - shown by the test
+            errors.append(error)
+
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors == []
+    device_state(sim, 0).retire.run_forgotten()
+    assert pool.bytes_outstanding == 0
+    assert pool.counters.stolen > 0
+    pool.close()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
