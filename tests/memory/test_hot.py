@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import weakref
 from types import SimpleNamespace
@@ -26,7 +27,15 @@ from cuglue import (
     testing,
 )
 from cuglue.driver.protocol import CaptureMode
-from cuglue.errors import CaptureError, ClosedError, DriverError, OutOfBudget, OutOfMemory, UseAfterFree
+from cuglue.errors import (
+    CaptureError,
+    ClosedError,
+    DriverError,
+    OutOfBudget,
+    OutOfMemory,
+    UsageError,
+    UseAfterFree,
+)
 from cuglue.memory.cupy_plug import block_of
 from cuglue.memory.lookup import block_behind
 from cuglue.memory.records import Action
@@ -198,6 +207,31 @@ def test_B26_looking_counts_what_is_done(driver: Any, stream: Any) -> None:
     assert resource.bytes_outstanding == 0
 
 
+def test_B26_what_is_done_says_nothing_of_a_later_free(driver: Any, stream: Any) -> None:
+    resource = AsyncCudaResource()
+    warm(resource)
+    home = cuglue.as_stream(stream)
+    pointer = resource.malloc(100)
+    home.submit()
+    home.synchronize()
+    del pointer
+    drain(resource)
+    with testing.faults.counts() as counted:
+        resource.reap_pending(block=False)
+    assert counted["event_record"] == 1
+
+
+def test_B20_memory_is_there_only_after_its_allocation(driver: Any, stream: Any) -> None:
+    """However much of its stream was waited for before."""
+    resource = AsyncCudaResource()
+    warm(resource)
+    home, other = cuglue.as_stream(stream), cuglue.as_stream(new_stream())
+    other.wait_for(home, home.submit())
+    pointer = resource.malloc(100)
+    assert pointer.mem.prepare(other, Access.WRITE) == 1
+    assert pointer.mem.prepare(other, Access.WRITE) == 0
+
+
 def test_B26_a_stream_that_fails_stays_pending(driver: Any, stream: Any) -> None:
     resource = AsyncCudaResource()
     warm(resource)
@@ -208,6 +242,15 @@ def test_B26_a_stream_that_fails_stays_pending(driver: Any, stream: Any) -> None
     assert resource.pending_free_bytes == pending
     resource.reap_pending()
     assert resource.pending_free_bytes == 0
+
+
+def test_B26_reaping_frees_dead_arrays_first(driver: Any, stream: Any) -> None:
+    resource = AsyncCudaResource()
+    warm(resource)
+    pointer = resource.malloc(100)
+    del pointer
+    resource.reap_pending()
+    assert resource.bytes_outstanding == 0
 
 
 def test_a_direct_resource_counts_only_what_lives(driver: Any, stream: Any) -> None:
@@ -431,6 +474,42 @@ def test_closing_under_living_arrays(resource: Any, stream: Any) -> None:
     assert resource.live_bytes == 0
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_report_M67_a_forked_child(sim: Any) -> None:
+    """Calls no driver, also where the parent asks no questions any more."""
+    resource = AsyncCudaResource()
+    made = new_stream()
+    with make_current(made):
+        warm(resource)
+        pointer, dead = resource.malloc(64), resource.malloc(32)
+        del dead
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            sim.stream_current = lambda device: made  # as CuPy does, which does not notice
+            with testing.faults.counts() as counted:
+                try:
+                    resource.malloc(64)
+                    said = "nothing"
+                except UsageError as error:
+                    said = "refused" if "forked child" in str(error) else str(error)
+                del pointer
+                gc.collect()
+                drain(resource)
+            os.write(write, f"{said} {counted['malloc_async']} {counted['free_async']}".encode())
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            said = pipe.read()
+        os.waitpid(child, 0)
+    assert said == "refused 0 0"
+    assert resource.live_bytes == 96
+    del pointer
+    resource.reap_pending()
+    assert resource.bytes_outstanding == 0
+
+
 # --- layers -----------------------------------------------------------------------------------------------------
 
 
@@ -555,6 +634,37 @@ def test_B29_a_direct_resource_discharges_at_once(driver: Any, stream: Any) -> N
         del pointer
         drain(budget)
         assert budget.remaining == MIB
+
+
+def test_B29_a_budget_does_no_more_than_it_needs(
+    driver: Any, stream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = AsyncCudaResource()
+    budget = GlobalDeviceBudget(inner, MIB)
+    warm(budget)
+    for looks in (0, 1):
+        inner.reap_pending()
+        warm(budget)
+        inner.reap_pending()
+        pointer = budget.malloc(MIB)
+        del pointer
+        drain(budget)
+        looked: list[int] = []
+
+        def look(looked: list[int] = looked) -> None:
+            looked.append(1)
+            inner.reap_pending()
+            monkeypatch.setattr(inner, "reap_pending", lambda: pytest.fail("nothing was left to wait for"))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(budget, "_look", look)
+            if not looks:
+                inner.reap_pending()  # somebody else does
+            pointer = budget.malloc(MIB)
+        monkeypatch.undo()
+        assert len(looked) == looks
+        del pointer
+        drain(budget)
 
 
 def test_B30_failures_are_logged(driver: Any, stream: Any) -> None:
