@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
 from typing import Any
 
 import pytest
-from memory_tools import contents, fill, make_current
+from memory_tools import contents, fill, make_current, new_stream
 
 import cuglue
 from cuglue import (
@@ -14,7 +16,9 @@ from cuglue import (
     AsyncCudaResource,
     BlockState,
     DebugGuardResource,
+    DeviceMemoryResource,
     DirectCudaResource,
+    GlobalDeviceBudget,
     LaunchRecorder,
     PinnedHostResource,
     testing,
@@ -241,3 +245,54 @@ def test_every_decorator_passes_a_record_on(sim: Any) -> None:
         assert user in (block.reads or {})
         resource.deallocate(block)
         resource.reap_pending()
+
+
+class _Asked(Adaptor):
+    """Notes how a layer above asks for what is free by now."""
+
+    def __init__(self, upstream: DeviceMemoryResource) -> None:
+        super().__init__(upstream)
+        self.asked: list[str] = []
+
+    def _look(self) -> None:
+        self.asked.append("look")
+        super()._look()
+
+    def reap_pending(self, *, block: bool = True) -> None:
+        self.asked.append("wait" if block else "reap")
+        super().reap_pending(block=block)
+
+
+def test_a_budget_asks_no_more_than_it_has_to(driver: Any) -> None:
+    """What is known to be free is counted; then it looks; then it waits."""
+    source = AsyncCudaResource()
+    below = _Asked(source)
+    budget = GlobalDeviceBudget(below, 1000)
+    stream = cuglue.as_stream(new_stream())
+    budget.deallocate(budget.allocate(600, stream))
+    source.reap_pending()
+    block = budget.allocate(600, stream)
+    assert below.asked == []
+    budget.deallocate(block)
+    stream.synchronize()
+    block = budget.allocate(600, stream)
+    assert below.asked == ["look"]
+    budget.deallocate(block)
+    with testing.Latch(stream) as latch:
+        budget.deallocate(budget.allocate(300, stream))
+        threading.Timer(0.1, latch.release).start()
+        block = budget.allocate(900, stream)
+    assert below.asked == ["look", "look", "wait"]
+    budget.deallocate(block)
+    budget.reap_pending()
+
+
+def test_a_look_ends_the_quarantine_of_what_was_held_long_enough(driver: Any) -> None:
+    below = _Asked(DebugGuardResource(DirectCudaResource(), quarantine_age=0.01))
+    budget = GlobalDeviceBudget(below, 1000)
+    budget.deallocate(budget.allocate(600))
+    time.sleep(0.05)
+    block = budget.allocate(600)
+    assert below.asked == ["look"]
+    budget.deallocate(block)
+    budget.reap_pending()
