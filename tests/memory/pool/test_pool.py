@@ -1132,6 +1132,28 @@ def test_growing_is_refused_while_the_stream_captures(device: Any) -> None:
     pool.close()
 
 
+def test_while_the_stream_captures_other_streams_and_pages_are_left_alone(device: Any) -> None:
+    sim = device()
+    pool = PoolResource(AsyncCudaResource())
+    stream, other = as_stream(sim.Stream()), as_stream(sim.Stream())
+    held = pool.allocate(70 * MIB, other)
+    for nbytes, owner in ((10 * MIB, other), (9 * MIB, stream)):
+        pool.deallocate(pool.allocate(nbytes, owner))
+    sim.device_synchronize(0)
+    reserved = pool.bytes_reserved
+    sim.capture_begin(stream.handle, cuglue.driver.protocol.CaptureMode.RELAXED)
+    with faults.counts() as calls, pytest.raises(CaptureError, match="take memory from upstream"):
+        pool.allocate(10 * MIB, stream)  # the other stream has such a page, and nothing to do
+    assert set(calls) <= {"capture_status"}
+    assert pool.bytes_reserved == reserved
+    sim.graph_destroy(sim.capture_end(stream.handle))
+    block = pool.allocate(10 * MIB, stream)
+    assert pool.counters.stolen == 1
+    for one in (held, block):
+        pool.deallocate(one)
+    pool.close()
+
+
 def test_memory_of_a_graph_stays_out_of_general_use(device: Any) -> None:
     sim = device()
     pool = PoolResource(AsyncCudaResource(), max_bytes=40 * MIB)

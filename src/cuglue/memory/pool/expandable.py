@@ -77,7 +77,6 @@ class ExpandableCudaResource(SourceResource):
 
     # --- blocks -------------------------------------------------------------------------------------------------
     def _take(self, nbytes: int, stream: Stream) -> int:
-        stream.refuse_capture("map memory")
         size = self.whole(nbytes)
         most = self._most or self._driver.memory_info(self._device).total
         reserved = max(size, self.whole(most))
