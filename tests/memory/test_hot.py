@@ -488,17 +488,20 @@ def test_report_M67_a_forked_child(sim: Any) -> None:
         child = os.fork()
         if child == 0:
             sim.stream_current = lambda device: made  # as CuPy does, which does not notice
-            with testing.faults.counts() as counted:
-                try:
-                    resource.malloc(64)
-                    said = "nothing"
-                except UsageError as error:
-                    said = "refused" if "forked child" in str(error) else str(error)
-                del pointer
-                gc.collect()
-                drain(resource)
-            os.write(write, f"{said} {counted['malloc_async']} {counted['free_async']}".encode())
-            os._exit(0)
+            said = "nothing"
+            try:
+                with testing.faults.counts() as counted:
+                    try:
+                        resource.malloc(64)
+                    except UsageError as error:
+                        said = "refused" if "forked child" in str(error) else str(error)
+                    del pointer
+                    gc.collect()
+                    drain(resource)
+                said += f" {counted['malloc_async']} {counted['free_async']}"
+            finally:
+                os.write(write, said.encode())
+                os._exit(0)
         os.close(write)
         with os.fdopen(read) as pipe:
             said = pipe.read()

@@ -55,7 +55,7 @@ def _disown() -> None:
                 desk.forget()
 
 
-os.register_at_fork(after_in_child=_disown)
+os.register_at_fork(after_in_child=lambda: _disown())
 
 
 class SourceResource(Owned, LayeredResource):
