@@ -83,7 +83,7 @@ _WHERE = {
     "Out": "command.operands",
     "InOut": "command.operands",
     "Buffer": "command.buffers",
-    "CopyDescriptor": "command.buffers",
+    "CopyDescriptor": "command.descriptors",
     "Command": "command.command",
     "DeviceResource": "command.memory_calls",
     "HostBuffer": "command.hostmem",

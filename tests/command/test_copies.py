@@ -290,6 +290,22 @@ def test_what_is_no_element_type_is_refused_before_anything_is_queued(
     assert list(rt.read(x, dtype="i4").result()) == list(range(16))
 
 
+@pytest.mark.parametrize("shape", [5, (4, 8), (2, 3, 4), (1,), (0,), (3, 0), (0, 8)])
+@pytest.mark.parametrize("dtype", ["u1", "f4", "c16"])
+def test_a_descriptor_without_strides_is_that_of_its_strides(rt: Runtime, shape: Any, dtype: str) -> None:
+    x = rt.empty(4096)
+    item, sides = np.dtype(dtype), (shape,) if isinstance(shape, int) else shape
+    quick = x.descriptor(shape, dtype)
+    strides = (
+        quick.strides if 0 in sides else tuple(s // item.itemsize for s in np.empty(sides, item).strides)
+    )
+    slow = CopyDescriptor(x, sides, strides, item.itemsize, item)
+    assert quick == slow
+    assert (quick.nbytes, quick.copy_shape.nbytes) == (slow.nbytes, slow.copy_shape.nbytes)
+    if quick.nbytes:
+        assert (quick.span, quick.copy_shape) == (slow.span, slow.copy_shape)
+
+
 @pytest.mark.parametrize("shape", [None, True, 1.0, "8", float("nan"), (1.5,), (True,), ((1,),), -1, (2, -2)])
 def test_what_is_no_shape_is_refused(rt: Runtime, shape: Any) -> None:
     x = rt.create(bytes(64))

@@ -14,7 +14,7 @@ from typing import Any, Self
 from ..core.stream import Stream
 from ..errors import ArgumentError, ClosedError, UsageError, WrongThreadError
 from . import reads, writes
-from .buffers import CopyDescriptor
+from .descriptors import CopyDescriptor
 from .futures import Future
 from .hostmem import HostBuffer
 from .kernels import KernelContext

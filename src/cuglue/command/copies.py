@@ -10,7 +10,7 @@ from typing import Any
 from ..driver.protocol import Access, CopyKind
 from ..errors import LayoutError
 from ..layout import CopyShape
-from .buffers import CopyDescriptor
+from .descriptors import CopyDescriptor
 from .lane import Lane
 from .makers import operand_of
 from .operands import Operand

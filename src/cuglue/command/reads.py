@@ -11,8 +11,8 @@ from typing import Any
 
 from ..errors import CuglueError, DevicePoisoned, LayoutError
 from ..layout import CopyShape
-from .buffers import CopyDescriptor, descriptor_of
 from .copies import checked_operand, to_host
+from .descriptors import CopyDescriptor, descriptor_of
 from .futures import Future
 from .hostbytes import kind_of, writable_bytes
 from .hostmem import HostBuffer, address_of

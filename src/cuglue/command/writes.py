@@ -13,8 +13,9 @@ import numpy.typing as npt
 from ..driver.protocol import Access
 from ..errors import LayoutError
 from ..layout import CopyShape
-from .buffers import Buffer, CopyDescriptor, descriptor_of
+from .buffers import Buffer
 from .copies import checked_operand, to_device
+from .descriptors import CopyDescriptor, descriptor_of
 from .hostbytes import kind_of, readable_bytes
 from .hostmem import HostBuffer, address_of
 from .lane import Lane

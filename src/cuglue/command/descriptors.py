@@ -1,0 +1,107 @@
+"""Descriptors: what a copy between device and host moves, as values.
+
+Owns :class:`CopyDescriptor`. Must not know buffers, or how copies are made.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+
+from ..arguments import whole
+from ..errors import LayoutError, UsageError
+from ..layout import CopyShape, contiguous_strides, element, integers, pitched
+
+
+def descriptor_of(what: str, value: Any) -> CopyDescriptor:
+    """``value``, if it is a descriptor.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not isinstance(value, CopyDescriptor):
+        raise UsageError(
+            what,
+            got=repr(value)[:80],
+            expected="a CopyDescriptor",
+            hint="Make one: buffer.descriptor(shape, dtype)",
+        )
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class CopyDescriptor:
+    """What a copy between device and host moves.
+
+    Args:
+        buffer: a Buffer, or anything else that can be an operand: a map, a view, a CuPy array.
+        shape: extents in elements.
+        strides: in elements. Rows may be padded; anything else is refused by the copy, not here.
+        elem_size: bytes of one element.
+        dtype: of the host buffers that a read gives; None gives bytes.
+
+    Raises:
+        LayoutError: (a ValueError) rank 0, ranks that differ, negative extents, no whole numbers, or Python objects.
+    """
+
+    buffer: Any
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    elem_size: int
+    dtype: np.dtype[Any] | None = None
+    #: Bytes that are moved: of the elements alone.
+    nbytes: int = field(init=False, repr=False, compare=False)
+    #: Bytes from the first to the last one that is moved.
+    span: int = field(init=False, repr=False, compare=False)
+    _moved: CopyShape | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        set_ = object.__setattr__
+        shape, strides = integers("shape", self.shape), integers("strides", self.strides)
+        size = whole(self.elem_size) or 0
+        set_(self, "shape", shape)
+        set_(self, "strides", strides)
+        set_(self, "elem_size", size)
+        if not shape or len(shape) != len(strides) or min(shape) < 0 or size < 1:
+            raise LayoutError(
+                "copy descriptor",
+                got=f"shape {self.shape}, strides {self.strides}, {self.elem_size} bytes an element",
+                expected="a rank of at least 1 and one stride (in elements) for each extent",
+            )
+        if self.dtype is not None:
+            set_(self, "dtype", element(self.dtype))
+            if self.dtype.itemsize != size:
+                raise LayoutError(
+                    "copy descriptor",
+                    got=f"{self.dtype} and {size} bytes an element",
+                    expected="the same size",
+                )
+        set_(self, "nbytes", math.prod(shape) * size)
+        last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+        set_(self, "span", (last + 1) * size)
+        set_(self, "_moved", None)
+
+    @classmethod
+    def contiguous(cls, buffer: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Self:
+        """A descriptor of elements without gaps. Shape and dtype were checked: nothing is asked again on every read."""
+        made, set_ = object.__new__(cls), object.__setattr__
+        nbytes = math.prod(shape) * dtype.itemsize
+        set_(made, "buffer", buffer)
+        set_(made, "shape", shape)
+        set_(made, "strides", contiguous_strides(shape, 1))
+        set_(made, "elem_size", dtype.itemsize)
+        set_(made, "dtype", dtype)
+        set_(made, "nbytes", nbytes)
+        set_(made, "span", nbytes)
+        set_(made, "_moved", CopyShape(nbytes, 1, nbytes))
+        return made
+
+    @property
+    def copy_shape(self) -> CopyShape:
+        """Rows, width and pitch of the one copy that does it; LayoutError if there is none."""
+        if self._moved is None:
+            object.__setattr__(self, "_moved", pitched(self.shape, self.strides, self.elem_size))
+        return self._moved  # type: ignore[return-value] # just made
