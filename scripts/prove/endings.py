@@ -253,9 +253,9 @@ def child():
     work()
 PROGRAM = """ + repr(PRELUDE + WORK) + "\nforked(child)\nchild()\n")  # fmt: skip
     yield Program("fork", "before the first use", "both work", before + "forked(work)\nwork()\n")
-    yield Program(
-        "fork", "after the driver was chosen", "both work", before + "driver()\nforked(work)\nwork()\n"
-    )
+    # A simulated device belongs to the process that made it, used or not.
+    chosen = 'driver()\nforked(work if driver().name == "cuda" else lambda: refused(work))\nwork()\n'
+    yield Program("fork", "after the driver was chosen", "child starts anew", before + chosen)
     yield Program(
         "fork", "after use", "child starts anew", before + "work()\nforked(lambda: refused(work))\nwork()\n"
     )
