@@ -94,13 +94,13 @@ DEFECTS: dict[str, tuple[type, str, Callable[[Any], Any], str]] = {
 def test_a_planted_defect_is_found_and_made_small(defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, name, make, wanted = DEFECTS[defect]
     monkeypatch.setattr(kind, name, make(getattr(kind, name)))
-    for seed in range(60):
+    for seed in range(100):
         program = generate(seed)
         failure = run(program).failure
         if failure is not None and failure.kind.startswith(wanted):
             break
     else:
-        pytest.fail("not found in 60 programs")
+        pytest.fail("not found in 100 programs")
     small, failure = shrink(program, failure)
     text = script(small, failure)
     assert len(small.steps) <= 12, text

@@ -227,7 +227,34 @@ class release:
             found.release(w.stream(stream))
 
 
-@operation("maps", 2)
+@operation("drops", 2)
+class drop_map:
+    """A map that nobody left goes with its last reference: it is left, and publishes, before the object's next call."""
+
+    @staticmethod
+    def choose(m: Model, draw: Draw) -> Any:
+        name = pick(m, draw, "map")
+        return name and (name,)
+
+    @staticmethod
+    def predict(m: Model, name: str) -> Outcome:
+        thing = m.live(name, "map")
+        h = m.handles[thing.source]
+        need(not any(t.kind == "export" and t.source == name and not t.copied for t in m.things.values()))
+        reachable(m, h, None)
+        m.idle(thing.piece.memory)
+        leave(m, name, thing.home, publish=True)
+        del m.things[name]
+        return Outcome(warning="ResourceWarning")
+
+    @staticmethod
+    def perform(w: Any, name: str) -> None:
+        backing = w.names.pop(name)._life.backing
+        w.collect()
+        backing.call(int)
+
+
+@operation("maps", 4)
 class map_together:
     """Two handles mapped by one call, and left by one."""
 

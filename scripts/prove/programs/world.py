@@ -40,6 +40,11 @@ RESOURCES: dict[str, Callable[[], Any]] = {
     "pool": lambda: cuglue.PoolResource(cuglue.AsyncCudaResource()),
     "pool of sync": lambda: cuglue.PoolResource(cuglue.DirectCudaResource(mode="sync")),
     "budget": lambda: cuglue.GlobalDeviceBudget(cuglue.AsyncCudaResource(), 1 << 28),
+    "sliced": lambda: cuglue.PoolResource(
+        cuglue.AsyncCudaResource(), layout=[cuglue.Sliced(1 << 16), cuglue.Direct()]
+    ),
+    "expandable": lambda: cuglue.PoolResource(cuglue.ExpandableCudaResource()),
+    "guard": lambda: cuglue.DebugGuardResource(cuglue.AsyncCudaResource()),
     "layers": lambda: cuglue.StatisticsResource(cuglue.TrackingResource(cuglue.AsyncCudaResource())),
 }
 #: Those that are told of uses of their blocks.
