@@ -94,9 +94,9 @@ class Desk:
             home.left = True
             if home.pending:
                 self.left[id(home)] = home
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Go the long way from now on."""
         self.fast.clear()
         self.last = _NOWHERE

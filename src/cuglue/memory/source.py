@@ -52,10 +52,10 @@ def _disown() -> None:
         if isinstance(resource, SourceResource):
             resource._ready = False
             for desk in resource._desks:
-                desk.forget()
+                desk.reset()
 
 
-os.register_at_fork(after_in_child=lambda: _disown())
+os.register_at_fork(after_in_child=_disown)
 
 
 class SourceResource(Owned, LayeredResource):
