@@ -23,6 +23,7 @@ from cuglue.command.hostmem import HostBuffer, capacity_of
 from cuglue.command.staging import MIB
 from cuglue.driver.protocol import CaptureMode
 from cuglue.driver.sim import SimDriver
+from cuglue.driver.sim.hazards import HazardError
 from cuglue.errors import (
     CaptureError,
     DevicePoisoned,
@@ -524,6 +525,24 @@ def test_host_buffers_are_arrays_without_a_copy(rt: Runtime) -> None:
     assert result[1].pinned
     del result
     assert plain.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_pinned_memory_that_comes_again_too_early_is_seen() -> None:
+    """A fault of this library, planted: the simulated device judges each taking of pinned memory."""
+    driver = SimDriver()
+    with Runtime(driver=driver) as rt:
+        x = rt.create(np.ones(8192, "u1"))
+        rt.synchronize()
+        with Latch(rt.stream(0), driver=driver) as latch:
+            lane = rt._lanes.lane(rt.stream(0))
+            writes_later = rt.command(stream=rt.stream(0)).reserve_cpu(8192)
+            rt.command(stream=rt.stream(0)).write_to_cpu(x.descriptor(8192), writes_later)
+            lane.drops._staged.clear()  # planted: nothing holds it until the device has written it
+            del writes_later
+            rt.command().reserve_cpu(8192)
+            latch.release()
+            with pytest.raises(HazardError, match="host_view"):
+                rt.command(stream=rt.stream(0)).synchronize()
 
 
 def test_pinned_memory_comes_again(sim: SimDriver) -> None:
