@@ -20,7 +20,7 @@ from cuglue import (
 )
 from cuglue.core.device import device_state
 from cuglue.driver.sim import SimDriver
-from cuglue.errors import OutOfMemory, UnsupportedError
+from cuglue.errors import ArgumentError, OutOfMemory, UnsupportedError, UsageError, UseAfterFree
 from cuglue.testing import faults, sweep
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -155,6 +155,44 @@ def test_shareable_memory_is_exported(device: Any) -> None:
     private.deallocate(other)
     source.close()
     private.close()
+
+
+@pytest.mark.parametrize("most", ["x", b"", 1.5, float("nan"), 0, -1, True, [], object()])
+def test_a_limit_that_is_no_size(device: Any, most: Any) -> None:
+    device()
+    with pytest.raises(ArgumentError, match="most"):
+        ExpandableCudaResource(most=most)
+
+
+def test_a_limit_beyond_the_device_is_the_devices(device: Any) -> None:
+    sim = device(mib=64)
+    source = ExpandableCudaResource(most=1 << 70)
+    source.deallocate(source.allocate(MIB, 0))
+    source.close()
+    with pytest.raises(ArgumentError, match="shareable"):
+        ExpandableCudaResource(shareable=1)  # type: ignore[arg-type]
+    assert not sim.inventory()["vmm_reserved"]
+
+
+def test_only_its_own_live_blocks_are_exported_or_extended(device: Any) -> None:
+    device()
+    source, other = ExpandableCudaResource(shareable=True), ExpandableCudaResource()
+    gone, foreign = source.allocate(MIB, 0), other.allocate(MIB, 0)
+    source.deallocate(gone)
+    for call in (
+        source.export_fds,
+        lambda block: source.extend(block, MIB, MIB),
+        lambda block: source.shrink(block, MIB, MIB),
+        lambda block: source.ending(block, MIB),
+    ):
+        for block in (gone, foreign):
+            with pytest.raises(UseAfterFree):
+                call(block)
+        with pytest.raises(UsageError, match="block"):
+            call(None)
+    other.deallocate(foreign)
+    source.close()
+    other.close()
 
 
 def test_no_memory_to_extend_by_goes_down_the_ladder(device: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cuglue.errors import LayoutError
@@ -51,3 +53,15 @@ def test_a_configuration_is_taken_as_it_is() -> None:
     made = MemoryConfiguration.of(given)
     assert (made.dry_run, made.persistent) == (True, "enforced")
     assert made.pools == (Sliced(512, 512), Persistent())
+
+
+@pytest.mark.parametrize("pools", [1.5, -1, True, object(), None, {Direct()}])
+def test_pools_that_are_no_list(pools: Any) -> None:
+    with pytest.raises(LayoutError):
+        MemoryConfiguration.of(MemoryConfiguration(pools))
+
+
+@pytest.mark.parametrize("dry", [None, "yes", 1, float("nan")])
+def test_a_dry_run_is_wanted_or_not(dry: Any) -> None:
+    with pytest.raises(LayoutError, match="dry_run"):
+        MemoryConfiguration.of(MemoryConfiguration((Direct(),), dry_run=dry))

@@ -425,3 +425,13 @@ def test_a_pool_without_a_layout_has_no_stream_memory(driver: Any) -> None:
     for call in (lambda: pool.stream_memory(0), lambda: pool.install([Direct()], 0)):
         with pytest.raises(UsageError, match="layout"):
             call()
+
+
+@pytest.mark.parametrize("mode", [None, "persistent", 1, True, float("nan"), object()])
+def test_C12_a_mode_that_is_none(device: Any, mode: Any) -> None:
+    device()
+    pool = PoolResource(AsyncCudaResource(), layout=[Direct()])
+    with pytest.raises(UsageError, match="MemoryAllocationMode"):
+        pool.stream_memory(0).allocation_mode(mode)
+    assert not pool.stream_memory(0).persistent_now
+    pool.close()

@@ -15,10 +15,13 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
+from ...arguments import whole_of
 from ...core.stream import Stream
-from ...errors import CuglueError, OutOfMemory, UnsupportedError
+from ...errors import ArgumentError, CuglueError, OutOfMemory, UnsupportedError
 from ...lifecycle import BlockState
+from ..resource import check_block
 from ..source import SourceResource
+from ..table import gone
 
 PIECE = 32 << 20  # bytes of one mapping at most: what can be given back from the end on its own
 
@@ -47,8 +50,12 @@ class ExpandableCudaResource(SourceResource):
         Args:
             device: ordinal.
             shareable: memory that :meth:`export_fds` can share with other processes.
-            most: bytes that one block can grow to; None: as much as the device has.
+            most: bytes that one block can grow to; None, or more than that: as much as the device has.
         """
+        if not isinstance(shareable, bool):
+            raise ArgumentError("shareable", got=shareable, expected="True or False")
+        if most is not None:
+            most = whole_of("most", most, 1, expected="bytes, 1 or more, or None", error=ArgumentError)
         super().__init__(device)
         self.shareable = shareable
         self._most = most
@@ -78,8 +85,8 @@ class ExpandableCudaResource(SourceResource):
     # --- blocks -------------------------------------------------------------------------------------------------
     def _take(self, nbytes: int, stream: Stream) -> int:
         size = self.whole(nbytes)
-        most = self._most or self._driver.memory_info(self._device).total
-        reserved = max(size, self.whole(most))
+        total = self._driver.memory_info(self._device).total
+        reserved = max(size, self.whole(min(self._most or total, total)))
         segment = _Segment(self._driver.vmm_reserve(reserved, self._device), reserved)
         try:
             self._map(segment, size)
@@ -135,7 +142,7 @@ class ExpandableCudaResource(SourceResource):
         Raises:
             OutOfMemory: no memory, or no addresses; nothing has changed.
         """
-        segment = self._segments[block.ptr]
+        segment = self._segment(block)
         if length + nbytes > segment.reserved:
             raise OutOfMemory(
                 repr(self),
@@ -148,7 +155,7 @@ class ExpandableCudaResource(SourceResource):
 
     def ending(self, block: Any, length: int) -> int:
         """By how many bytes the first ``length`` of ``block`` can be shrunk at once; 0: its first mapping stays."""
-        starts = itertools.accumulate(nbytes for nbytes, _ in self._segments[block.ptr].mapped)
+        starts = itertools.accumulate(nbytes for nbytes, _ in self._segment(block).mapped)
         return min((length - start for start in starts if start < length), default=0)
 
     def shrink(self, block: Any, length: int, nbytes: int) -> None:
@@ -156,9 +163,21 @@ class ExpandableCudaResource(SourceResource):
 
         Ordering: blocks the host until the device is done with them. If it fails, the block is as it was.
         """
-        segment = self._segments[block.ptr]
+        segment = self._segment(block)
         self._unmap(segment, segment.nbytes - length)  # what a failed extension left
         self._unmap(segment, nbytes)
+
+    def _segment(self, block: Any) -> _Segment:
+        """What lies behind a live block.
+
+        Raises:
+            UsageError: no block.
+            UseAfterFree: no block of this resource.
+        """
+        found = self._segments.get(check_block(block).ptr)
+        if found is None or self._table.at(block.ptr) is not block:
+            raise gone(block.ptr, block.generation)
+        return found
 
     def _map(self, segment: _Segment, nbytes: int) -> None:
         before = len(segment.mapped)
@@ -217,7 +236,7 @@ class ExpandableCudaResource(SourceResource):
             )
         made: list[tuple[int, int]] = []
         try:
-            for nbytes, handle in self._segments[block.ptr].mapped:
+            for nbytes, handle in self._segment(block).mapped:
                 made.append((self._driver.vmm_export_fd(handle), nbytes))
         except BaseException:
             for fd, _ in made:

@@ -142,6 +142,12 @@ class MemoryConfiguration:
                 "memory configuration", got=repr(layout), expected="a MemoryConfiguration, or a list of pools"
             )
         given = layout if isinstance(layout, MemoryConfiguration) else cls(tuple(layout))
+        if not isinstance(given.pools, Sequence):
+            raise LayoutError(
+                "pools of a memory configuration", got=repr(given.pools), expected="a tuple of pools"
+            )
+        if not isinstance(given.dry_run, bool):
+            raise LayoutError("dry_run", got=repr(given.dry_run), expected="True or False")
         if not given.pools:
             raise LayoutError("memory configuration", got="no pools", expected="one or more")
         if len(given.pools) > MAX_POOLS:

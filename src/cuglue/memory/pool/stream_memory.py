@@ -285,7 +285,12 @@ class StreamMemory:
         """Open a persistent window (PERSISTENT), or close the innermost (AUTO). Windows nest.
 
         While the stream captures a graph the change waits for the end of the capture.
+
+        Raises:
+            UsageError: no :class:`MemoryAllocationMode`.
         """
+        if not isinstance(mode, MemoryAllocationMode):
+            raise UsageError("allocation mode", got=repr(mode), expected="a MemoryAllocationMode")
         self._apply_deferred()
         if self.configuration.persistent != "auto":
             return
