@@ -813,6 +813,23 @@ def test_pages_of_a_resource_that_is_told_of_no_uses_do_not_move(device: Any) ->
     pool.close()
 
 
+def test_no_page_moves_to_a_stream_that_is_known_by_its_number(device: Any) -> None:
+    sim = device()
+    pool = PoolResource(AsyncCudaResource())
+    one, number = as_stream(sim.Stream()), sim.stream_create(0)
+    held = _filled(sim, pool, one, 96 * MIB)
+    pool.deallocate(_filled(sim, pool, one, 10 * MIB))
+    sim.stream_synchronize(one.handle)
+    block = pool.allocate(10 * MIB, number)
+    assert (pool.counters.stolen, pool.counters.drained) == (0, 1)
+    for taken in (held, block):
+        pool.deallocate(taken)
+    pool.reap_pending()
+    sim.device_synchronize(0)
+    sim.stream_destroy(number)
+    pool.close()
+
+
 def test_doing_without_does_not_become_a_habit(device: Any) -> None:
     sim = device()
     pool = PoolResource(AsyncCudaResource())

@@ -116,7 +116,9 @@ class Ladder(Homes):
             other.flush()
             found += [(page.nbytes, page.ptr, page, other) for page in other.unused()]
         found.sort(key=lambda one: one[:2])
-        for have, _, page, other in found if self.upstream.tracks else ():
+        # The page is given back after work on this stream, which must have a name by then.
+        moving = self.upstream.tracks and home.stream.thread is None and home.stream.nameable()
+        for have, _, page, other in found if moving else ():
             if size <= have <= size * CLOSE and page.small is (size <= SMALL):
                 home.stream.join(other.stream)
                 other.drop(page)
