@@ -6,10 +6,10 @@ from typing import Any
 
 from cuglue import CopyDescriptor, In, InOut, Out
 
-from .buffer_steps import Boom, apart, nbytes, pick
+from .buffer_steps import apart, nbytes, pick
 from .kernels import ADD, SCALE
 from .memory import Memory, Piece, pattern
-from .model import DONE, Call, Draw, GraphThing, Model, Outcome, Recording, Skip, Thing, need, operation
+from .model import DONE, Boom, Call, Draw, GraphThing, Model, Outcome, Recording, Skip, Thing, need, operation
 
 CAPTURE = Outcome(error="CaptureError")
 KINDS = ("buffer", "view")

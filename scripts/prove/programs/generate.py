@@ -15,9 +15,11 @@ from . import (
     block_steps,
     buffer_steps,
     capture_steps,
+    command_steps,
     ending_steps,
     export_steps,
     map_steps,
+    object_steps,
     stream_steps,
 )
 from .model import FEATURES, OPERATIONS, Model, Skip, Step, choices
@@ -33,7 +35,8 @@ STEPS = 40
 _LONGEST_CAPTURE = 7
 #: They fill OPERATIONS.
 MODULES = (
-    array_steps, block_steps, buffer_steps, capture_steps, ending_steps, export_steps, map_steps, stream_steps,
+    array_steps, block_steps, buffer_steps, capture_steps, command_steps, ending_steps, export_steps, map_steps,
+    object_steps, stream_steps,
 )  # fmt: skip
 
 

@@ -20,6 +20,10 @@ class Skip(Exception):
     """The step means nothing here: what it names was taken out of the program, or is in another state."""
 
 
+class Boom(Exception):
+    """What a user's code raises in the middle of something."""
+
+
 class Outcome(NamedTuple):
     """What a step must give.
 
