@@ -55,11 +55,6 @@ class Progress:
         self._told = 0
         self.total = total
 
-    @classmethod
-    def of(cls, report: Report | None, total: int, failures: Failures) -> Progress | None:
-        """The progress that ``report`` asks for."""
-        return None if report is None else cls(report, total, failures)
-
     def reach(self, done: int) -> None:
         """``done`` bytes are through. Calls the user's function on this thread, with no lock held."""
         with self._lock:

@@ -48,7 +48,7 @@ def write_to_cpu(lane: Lane, descriptor: CopyDescriptor, data: Any, progress: Re
             got=f"{target.nbytes} bytes",
             expected=f"{descriptor.nbytes}, as its descriptor says",
         )
-    told = Progress.of(progress, target.nbytes, lane.failures)
+    told = None if progress is None else Progress(progress, target.nbytes, lane.failures)
     if not target.nbytes:
         return
     lane.refuse_other_capture("copy host bytes")
@@ -89,7 +89,9 @@ def read_async(
     single = not isinstance(descriptors, (list, tuple))
     asked: Sequence[Any] = [descriptors] if single else descriptors  # type: ignore[assignment] # just asked
     listed = [descriptor_of("read", descriptor) for descriptor in asked]
-    told = Progress.of(progress, sum(descriptor.nbytes for descriptor in listed), lane.failures)
+    told: Progress | None = None
+    if progress is not None:
+        told = Progress(progress, sum(descriptor.nbytes for descriptor in listed), lane.failures)
     results: list[HostBuffer] = []
     done = 0
     try:

@@ -67,7 +67,7 @@ def write_to_gpu(
             got=f"{source.nbytes} bytes",
             expected=f"{descriptor.nbytes}, as its descriptor says",
         )
-    told = Progress.of(progress, source.nbytes, lane.failures)
+    told = None if progress is None else Progress(progress, source.nbytes, lane.failures)
     if source.nbytes:
         shape = descriptor.copy_shape
         operand = checked_operand(lane, descriptor)
@@ -76,7 +76,7 @@ def write_to_gpu(
 
 def fill(lane: Lane, buffer: Buffer, source: npt.NDArray[np.uint8], progress: Report | None = None) -> None:
     """:func:`write_to_gpu` of all of a buffer, from as many bytes."""
-    told = Progress.of(progress, source.nbytes, lane.failures)
+    told = None if progress is None else Progress(progress, source.nbytes, lane.failures)
     if source.nbytes:
         shape = CopyShape(source.nbytes, 1, source.nbytes)
         _send(lane, buffer, operand_of(buffer, lane.place), shape, source, None, told)
@@ -112,7 +112,10 @@ def _send(
         _send_whole(lane, array, operand, shape, _aside(lane, source), journal)
     if told is not None:
         told.reach(nbytes)
-    if lane.window is None and staging(nbytes, kind).flush:
+    small = (
+        kind is Source.OTHER and nbytes <= Slab.LARGEST
+    )  # by far the most: nothing of them is to be let go
+    if not small and lane.window is None and staging(nbytes, kind).flush:
         lane.drops.flush()
     lane.settle()
 
