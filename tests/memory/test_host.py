@@ -20,9 +20,17 @@ from cuglue import (
     TrackingResource,
     testing,
 )
-from cuglue.driver.protocol import CopyKind, MemoryType
+from cuglue.driver.protocol import CaptureMode, CopyKind, MemoryType
 from cuglue.driver.sim import SimDriver
-from cuglue.errors import DriverError, SeveralErrors, UnsupportedError, UsageError, UseAfterFree
+from cuglue.errors import (
+    BusyError,
+    CaptureError,
+    DriverError,
+    SeveralErrors,
+    UnsupportedError,
+    UsageError,
+    UseAfterFree,
+)
 from cuglue.memory import host
 
 
@@ -101,6 +109,65 @@ def test_report_M71_a_quick_loop_is_bounded(driver: Any, monkeypatch: pytest.Mon
         most = max(most, resource.bytes_outstanding)
     assert most <= 10_000 + 2 * 4000
     resource.reap_pending()
+    assert resource.bytes_outstanding == 0
+
+
+def test_pinned_memory_in_use_does_not_hold_up_an_allocation_for_ever(
+    sim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a stream captures, and while bytes are lent, nothing can be freed however long one waits."""
+    monkeypatch.setattr(host, "_MOST_PENDING", 1000)
+    resource = PinnedHostResource()
+    blocks = [resource.allocate(600) for _ in range(3)]
+    lent = resource.view(blocks[0])
+    for block in blocks:
+        resource.deallocate(block)
+    stream = cuglue.as_stream(sim.Stream())
+    sim.capture_begin(stream.handle, CaptureMode.RELAXED)
+    with pytest.raises(CaptureError):
+        resource.allocate(600)
+    sim.graph_destroy(sim.capture_end(stream.handle))
+    block = resource.allocate(2000)
+    assert [b.state for b in blocks] == [BlockState.RETIRED, BlockState.FREED, BlockState.FREED]
+    resource.deallocate(block)
+    del lent
+    resource.reap_pending()
+    assert resource.bytes_outstanding == 0
+
+
+def test_pinned_memory_is_not_freed_under_a_view(driver: Any) -> None:
+    """Nor under an array over the view: reading it would end the process."""
+    resource = PinnedHostResource()
+    block = resource.allocate(64)
+    view = resource.view(block)
+    view[:] = bytes(range(64))
+    array = np.frombuffer(view, np.uint8)[10:]
+    resource.deallocate(block)
+    del view
+    resource.reap_pending()
+    assert (block.state, resource.bytes_outstanding) == (BlockState.RETIRED, 64)
+    assert array.tolist() == list(range(10, 64))
+    with pytest.raises(UseAfterFree):
+        resource.view(block)
+    del array
+    resource.reap_pending()
+    assert (block.state, resource.bytes_outstanding) == (BlockState.FREED, 0)
+    assert resource._lent == {}
+
+
+def test_managed_memory_is_not_given_back_under_a_view(driver: Any) -> None:
+    """It would be free at once."""
+    resource = ManagedResource()
+    block = resource.allocate(64)
+    view = resource.view(block)
+    view[:] = b"x" * 64
+    with pytest.raises(BusyError, match="view"):
+        resource.deallocate(block)
+    assert (block.state, bytes(view[:2])) == (BlockState.LIVE, b"xx")
+    del view
+    resource.deallocate(block)
+    with pytest.raises(UseAfterFree):
+        resource.deallocate(block)
     assert resource.bytes_outstanding == 0
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from typing import Any, NamedTuple
+from weakref import ref
+
+import numpy as np
 
 from ..core.stream import Stream
 from ..errors import UnsupportedError, raise_together
-from ..lifecycle import BlockState
+from ..lifecycle import BlockState, busy
 from .resource import check_block
 from .source import SourceResource
 from .uses import TracksUses
@@ -26,7 +29,41 @@ class _Pending(NamedTuple):
     uses: tuple[tuple[Stream, int], ...]
 
 
-class PinnedHostResource(SourceResource, TracksUses):
+class _Lent(np.ndarray[Any, np.dtype[np.uint8]]):
+    """The bytes of a block as they were lent: the last array or memoryview over them keeps this alive."""
+
+
+class _Lends(SourceResource):
+    """A resource that lends the bytes of its blocks, and frees none of them under the borrower."""
+
+    def __init__(self, device: int) -> None:
+        super().__init__(device)
+        self._lent: dict[int, list[ref[_Lent]]] = {}  # by generation
+
+    def view(self, block: Any) -> memoryview:
+        """The bytes of a live block, writable. What the device does there has to be waited for first.
+
+        Ownership: borrowed. The memory is not freed while the view, or an array over it, is alive.
+
+        Raises:
+            UseAfterFree: not live.
+        """
+        found = self._table.find(check_block(block).id)
+        lent = np.frombuffer(self._driver.host_view(found.ptr, found.size, True), np.uint8).view(_Lent)
+        self._lent.setdefault(found.generation, []).append(ref(lent))
+        return lent.data
+
+    def _is_lent(self, block: Any) -> bool:
+        """Whether anybody still has a view of ``block``."""
+        views = [view for view in self._lent.get(block.generation, ()) if view() is not None]
+        if views:
+            self._lent[block.generation] = views
+        else:
+            self._lent.pop(block.generation, None)
+        return bool(views)
+
+
+class PinnedHostResource(_Lends, TracksUses):
     """Page-locked host memory, exactly as large as asked for. The device can use its addresses too.
 
     A block is freed once all uses of it are done: those it was told of, and what was queued on its own stream before it
@@ -58,20 +95,16 @@ class PinnedHostResource(SourceResource, TracksUses):
             found[stream] = found.get(stream, 0) + entry.block.size
         return found
 
-    def view(self, block: Any) -> memoryview:
-        """The bytes of a live block, writable. What the device does there has to be waited for first.
-
-        Raises:
-            UseAfterFree: not live.
-        """
-        return self._driver.host_view(self._table.find(check_block(block).id).ptr, block.size, True)
-
     def _get_ready(self, nbytes: int) -> None:
         super()._get_ready(nbytes)
         if self._waiting:
             self._free_done()
-            while self._waiting and sum(e.block.size for e in list(self._waiting)) > _MOST_PENDING:
-                self._await(self._waiting[0])
+            for entry in list(
+                self._waiting
+            ):  # the oldest first; some cannot go: lent, or a capture is in the way
+                if sum(e.block.size for e in list(self._waiting)) <= _MOST_PENDING:
+                    break
+                self._await(entry)
                 self._free_done()
             self._ready = not self._waiting
 
@@ -128,7 +161,7 @@ class PinnedHostResource(SourceResource, TracksUses):
             except IndexError:
                 return
             try:
-                done = all(stream.done(seq) for stream, seq in entry.uses)
+                done = not self._is_lent(entry.block) and all(s.done(seq) for s, seq in entry.uses)
                 if done:
                     self._driver.host_free(entry.block.ptr)
             except BaseException:
@@ -144,7 +177,7 @@ class PinnedHostResource(SourceResource, TracksUses):
         return [step for step in tried if "driver's pool" not in step]
 
 
-class ManagedResource(SourceResource):
+class ManagedResource(_Lends):
     """Memory that host and device share by migration; may be more than the device has. Freeing waits for the device."""
 
     _ordered = False
@@ -159,14 +192,6 @@ class ManagedResource(SourceResource):
         if not self._state.capabilities.managed_memory:
             raise UnsupportedError(repr(self), got="a device without managed memory", reason="managed_memory")
 
-    def view(self, block: Any) -> memoryview:
-        """The bytes of a live block, writable. What the device does there has to be waited for first.
-
-        Raises:
-            UseAfterFree: not live.
-        """
-        return self._driver.host_view(self._table.find(check_block(block).id).ptr, block.size, True)
-
     def _take(self, nbytes: int, stream: Stream) -> int:
         self._state.refuse_captures("allocate")
         return self._driver.malloc_managed(nbytes, self._device)
@@ -176,5 +201,9 @@ class ManagedResource(SourceResource):
         self._driver.free(ptr, self._device)
 
     def _deallocate(self, block: Any) -> None:
+        if block.state is BlockState.LIVE and self._is_lent(block):
+            raise busy(
+                block, "a view of its bytes that is alive", "Drop the view, and the arrays over it, first"
+            )
         self._release(block)
         block.state = BlockState.FREED
