@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from bisect import bisect_left
 from collections import deque
 from typing import Any
 
@@ -90,9 +91,8 @@ class Stream:
     def submit(self) -> int:
         """Count one more operation queued here and give its seq."""
         seq = next(self._count)
-        if (
-            seq > self.seq
-        ):  # no call between these two lines: CPython switches threads only at calls and loops
+        # No call between these two lines: CPython switches threads only at calls and loops.
+        if seq > self.seq:
             self.seq = seq
         return seq
 
@@ -181,7 +181,7 @@ class Stream:
                 self.state.give_event(event)
                 raise
             self._events.append((covered, event))
-            if self.owner is not None and self.id not in self.state.owners:  # finalised: who else gives it back
+            if self.owner is not None and self.id not in self.state.owners:  # finalised: else it is lost
                 self.state.retire.push([(self, covered)], self.synchronize)
             return covered, event
 
@@ -207,8 +207,9 @@ class Stream:
         return self.completed >= seq
 
     def _poll(self) -> None:
-        """Note which outstanding events have completed (lock held)."""
-        while self._events and self.driver.event_query(self._events[0][1]):
+        """Note which outstanding events have completed (lock held). They do so in their order: few are asked."""
+        done = bisect_left(self._events, True, key=lambda known: not self.driver.event_query(known[1]))
+        for _ in range(done):
             self.completed, event = self._events.popleft()
             self.state.give_event(event)
 
