@@ -21,6 +21,7 @@ from cuglue import (
     testing,
 )
 from cuglue.errors import OutOfMemory, UsageError, UseAfterFree
+from cuglue.memory import tracking
 
 # --- statistics -------------------------------------------------------------------------------------------------
 
@@ -84,6 +85,23 @@ def test_scopes_nest_overlap_and_end(driver: Any) -> None:
     assert first.statistics().peak_bytes == 0
     resource.deallocate(c)
     assert resource._scopes == []
+
+
+def test_scopes_misused(driver: Any) -> None:
+    resource = StatisticsResource(DirectCudaResource())
+    block = resource.allocate(10)
+    scope = resource.scope()
+    assert scope.statistics() == Statistics(0, 0, 0, 0, 0, 0)
+    with pytest.raises(UsageError, match="left"):
+        scope.__exit__(None, None, None)
+    with scope:
+        with pytest.raises(UsageError, match="entered"):
+            scope.__enter__()
+        resource.deallocate(resource.allocate(5))
+    assert scope.statistics() == Statistics(0, 0, 5, 1, 5, 1)
+    with scope:
+        resource.deallocate(block)
+    assert scope.statistics() == Statistics(-10, -1, 0, 0, 0, 0)
 
 
 def test_a_reset_does_not_disturb_a_scope(driver: Any) -> None:
@@ -182,9 +200,34 @@ def test_report_M54_a_note_afterwards(driver: Any) -> None:
     resource.annotate(block, "kept by the cache")
     resource.annotate(block, "seen in step 3")
     assert resource.live()[0].notes == ("kept by the cache", "seen in step 3")
+    with pytest.raises(UsageError, match="note"):
+        resource.annotate(block, 3)  # type: ignore[arg-type]
     resource.deallocate(block)
     with pytest.raises(UseAfterFree):
         resource.annotate(block, "too late")
+
+
+def test_notes_of_several_threads_are_all_kept(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread notes, another frees or notes in the middle of it: nothing is lost, and no dead block comes back."""
+    resource = TrackingResource(DirectCudaResource())
+    block = resource.allocate(10)
+    meanwhile: list[Any] = [lambda: resource.annotate(block, "second"), lambda: resource.deallocate(block)]
+    real = tracking.replace
+
+    def replace(*args: Any, **changes: Any) -> Any:
+        made = real(*args, **changes)
+        if interrupt:
+            interrupt.pop()()
+        return made
+
+    monkeypatch.setattr(tracking, "replace", replace)
+    interrupt = [meanwhile[0]]
+    resource.annotate(block, "first")
+    assert resource.live()[0].notes == ("second", "first")
+    interrupt = [meanwhile[1]]
+    with pytest.raises(UseAfterFree):
+        resource.annotate(block, "third")
+    assert resource.live() == []
 
 
 # --- failure callbacks ------------------------------------------------------------------------------------------

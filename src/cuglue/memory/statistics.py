@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..core.stream import Stream
+from ..errors import UsageError
 from .adaptor import Adaptor
 from .desks import Home
 from .entries import Entry
@@ -146,11 +147,13 @@ class StatisticsScope:
         self._resource = resource
         self._before = resource.statistics()
         self._bytes = self._count = 0  # highest seen, as the resource counts
-        self._result: Statistics | None = None
+        self._result: Statistics | None = Statistics(0, 0, 0, 0, 0, 0)  # None while the scope is open
 
     def __enter__(self) -> Self:
         resource = self._resource
         with resource._lock:
+            if self._result is None:
+                raise self._misused("entered while it is open")
             self._before = resource.statistics()
             self._result = None
             self._bytes, self._count = self._before.current_bytes, self._before.current_count
@@ -162,8 +165,15 @@ class StatisticsScope:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._resource._lock:
+            if self._result is not None:
+                raise self._misused("left while it is not open")
             self._result = self.statistics()
             self._resource._scopes.remove(self)
+
+    def _misused(self, got: str) -> UsageError:
+        return UsageError(
+            "statistics scope", got=got, expected="one exit for each entry", hint="Make another scope"
+        )
 
     def statistics(self) -> Statistics:
         """The counters since the scope began: up to now, or to its end."""

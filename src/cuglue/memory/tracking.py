@@ -138,12 +138,19 @@ class TrackingResource(Adaptor):
         Raises:
             UseAfterFree: not a live block of this resource.
         """
-        found = self._live.get(check_block(block).generation)
-        if found is None:
-            raise UseAfterFree(
-                f"note on {block!r}", expected="a live block of this resource", generation=block.generation
-            )
-        self._live[block.generation] = replace(found, notes=(*found.notes, note))
+        if not isinstance(note, str):
+            raise UsageError("note", got=repr(note), expected="a str")
+        generation = check_block(block).generation
+        while True:
+            found = self._live.get(generation)
+            if found is None:
+                raise UseAfterFree(
+                    f"note on {block!r}", expected="a live block of this resource", generation=generation
+                )
+            noted = replace(found, notes=(*found.notes, note))
+            if self._live.get(generation) is found:  # else another thread noted something too, or freed it
+                self._live[generation] = noted
+                return
 
 
 def calling_line() -> str:
