@@ -295,10 +295,10 @@ def test_C27_the_drop_queue_does_not_move_while_recording(
 ) -> None:
     drops = rt._lanes.lane(stream).drops
     with rt.command(stream=stream) as cmd:
-        for _ in range(2):
-            cmd.write_to_gpu(x.descriptor(N, "i4"), cmd.reserve_cpu(4 * N))  # pinned: held until it was read
-            drops.flush()
-        cmd.write_to_gpu(x.descriptor(N, "i4"), cmd.reserve_cpu(4 * N))
+        first, second = (cmd.reserve_cpu(4 * N) for _ in range(2))  # pinned: held until it was read
+        cmd.write_to_gpu(x.descriptor(N, "i4"), first)
+        drops.flush()
+        cmd.write_to_gpu(x.descriptor(N, "i4"), second)
     assert len(drops.staged) == len(drops.pending) == 1
     with rt.capture(stream) as capture:
         assert (drops.staged, drops.pending) == ((), ())  # drained before anything is recorded

@@ -23,7 +23,7 @@ from ..layout import CopyShape
 from .hostmem import HostBuffer, address_of
 from .lane import Lane
 
-#: Bytes of a chunk: a 32nd of the transfer, within these bounds.
+#: Bytes of a chunk: a 16th of the transfer, within these bounds.
 SMALLEST_CHUNK, LARGEST_CHUNK = 1 << 20, 8 << 20
 #: Uploads and downloads from these sizes on are cut into chunks; below, waking threads costs more than they save.
 UPLOAD_FROM, DOWNLOAD_FROM = 2 << 20, 8 << 20
@@ -171,7 +171,7 @@ def _end(copies: Iterable[Future[Any]]) -> None:
 
 
 def _chunk_size(nbytes: int) -> int:
-    return min(max(nbytes // (4 * _THREADS), SMALLEST_CHUNK), LARGEST_CHUNK)
+    return min(max(nbytes // (2 * _THREADS), SMALLEST_CHUNK), LARGEST_CHUNK)
 
 
 @cache
