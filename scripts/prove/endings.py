@@ -141,7 +141,7 @@ USES = {
     "map": "first[1][1].release()",
     "array": "import cupy; cupy.ndarray(100, 'f4')",
     "tensor": "first[0].cuda_map()",
-    "future": "first[1].result()",
+    "future": "runtime().read(first[0], dtype='i4').result()",
     "capture": "runtime().launch(KERNEL, 1, 64, cuglue.InOut(first[0]), 64, stream=first[1])",
     "worker": "first[1].map()",
 }
@@ -253,8 +253,8 @@ def child():
     work()
 PROGRAM = """ + repr(PRELUDE + WORK) + "\nforked(child)\nchild()\n")  # fmt: skip
     yield Program("fork", "before the first use", "both work", before + "forked(work)\nwork()\n")
-    # A simulated device belongs to the process that made it, used or not.
-    chosen = 'driver()\nforked(work if driver().name == "cuda" else lambda: refused(work))\nwork()\n'
+    # Choosing a driver initialises CUDA, and a simulated device belongs to the process that made it.
+    chosen = "driver()\nforked(lambda: refused(work))\nwork()\n"
     yield Program("fork", "after the driver was chosen", "child starts anew", before + chosen)
     yield Program(
         "fork", "after use", "child starts anew", before + "work()\nforked(lambda: refused(work))\nwork()\n"

@@ -19,6 +19,8 @@ from .endings import Program, programs
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECONDS = 100.0
+#: Python's own word on forks of processes with threads (from 3.12), which CUDA's process always has.
+_FORKING = "ignore:This process:DeprecationWarning"
 
 
 class Ending(NamedTuple):
@@ -36,12 +38,13 @@ class Ending(NamedTuple):
 
 def run(program: Program, driver: str = "sim", seconds: float = SECONDS) -> Ending:
     """Run one program to its end."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "CUGLUE_DRIVER": driver}
+    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUGLUE_DRIVER": driver}
     environment.setdefault("PYOPENGL_PLATFORM", "egl")
     environment.pop("PYTHONWARNINGS", None)
     try:
         done = subprocess.run(
-            [sys.executable, "-c", program.text],
+            [sys.executable, "-W", _FORKING, "-c", program.text],
             env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:

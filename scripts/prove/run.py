@@ -28,8 +28,10 @@ from .trees import BrokenTree, Ran, Tree
 #: The layers whose sites are judged, and what judges them.
 LAYERS = ("core", "exchange", "memory", "graphics", "command")
 TESTS = tuple(f"tests/{name}" for name in (*LAYERS, "prove"))
-#: These run the tools of this folder themselves, or processes of their own.
-NOT_JUDGES = ("tests/prove/test_mutation_runner.py", "tests/prove/test_exits.py")
+#: These run the tools of this folder, processes of their own, or as long as they are told to.
+NOT_JUDGES = tuple(
+    f"tests/prove/test_{name}.py" for name in ("mutation_runner", "exits", "fuzz", "soak", "programs_machine")
+)
 EQUIVALENTS = Path(__file__).with_name("equivalents.toml")
 #: Tests that caught mutants of the same module and are asked first.
 _NEIGHBOURS = 8

@@ -112,3 +112,16 @@ def test_row_67_zero_handle_is_a_failure() -> None:
     assert calls.nonzero(5, "cuThing") == 5
     with pytest.raises(DriverError, match="zero handle: cuThing returned"):
         calls.nonzero(0, "cuThing")
+
+
+@pytest.mark.parametrize(("call", "kind"), [("cuLaunchKernel", LaunchError), ("cudaMalloc", DriverError)])
+def test_a_forked_child_is_told_that_it_is_one(
+    monkeypatch: pytest.MonkeyPatch, call: str, kind: type[DriverError]
+) -> None:
+    assert "fork" not in str(calls.failure(3, "CUDA_ERROR_NOT_INITIALIZED", call))
+    monkeypatch.setattr(calls, "_PROCESS", 1)
+    error = calls.failure(3, "CUDA_ERROR_NOT_INITIALIZED", call)
+    assert type(error) is kind
+    assert "in a forked child" in str(error)
+    assert "spawn" in str(error)
+    assert error.code == 3

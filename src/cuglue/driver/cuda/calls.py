@@ -7,6 +7,7 @@ the runtime's last error when it raises, so that nobody's later launch trips ove
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -39,10 +40,12 @@ CUDADriverError: Any = cupy_driver.CUDADriverError
 
 INVALID_VALUE = 1
 OUT_OF_MEMORY = 2
+NOT_INITIALIZED = 3
 NO_CONTEXT = 201
 INVALID_HANDLE = 400
 NOT_READY = 600
 UNKNOWN = 999
+_PROCESS = os.getpid()  # CUDA belongs to the process that initialised it
 
 #: Codes after which every call on the device fails until the process ends. 709 (context destroyed), 712 and 713
 #: (host memory registration) lie between them and are no faults.
@@ -104,6 +107,16 @@ def failure(code: int, name: str, call: str, requested: int | None = None) -> Cu
             call=call,
         )
     error = LaunchError if call.startswith("cuLaunch") else DriverError
+    if code == NOT_INITIALIZED and os.getpid() != _PROCESS:
+        return error(
+            "CUDA in a forked child",
+            got=f"process {os.getpid()}",
+            expected=f"process {_PROCESS}, which initialised it",
+            hint="Start workers with the 'spawn' or 'forkserver' method",
+            code=code,
+            name=name,
+            call=call,
+        )
     return error(code=code, name=name, call=call)
 
 

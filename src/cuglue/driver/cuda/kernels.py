@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from itertools import count
 from typing import Any
@@ -229,7 +230,11 @@ def _function_of(raw: Any, name: str, context: Any) -> Any:
     """The compiled function of a RawKernel on one device."""
     try:
         with context:
-            return raw.kernel
+            function = raw.kernel
+        # CuPy keeps it as long as the process lives. Unloaded where the device is gone, at the end of the process or of
+        # a forked child, it would write to stderr: it is never unloaded.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(function.module))
+        return function
     except CompileException as error:
         log = [line for line in str(error).splitlines() if line.strip()]
         raise DriverError(
