@@ -21,6 +21,7 @@ from sample_kernels import INCREMENT
 from cuglue import Buffer, CopyDescriptor, InOut, Runtime
 from cuglue.command.hostmem import HostBuffer, capacity_of
 from cuglue.command.staging import MIB
+from cuglue.core.device import device_state
 from cuglue.driver.protocol import CaptureMode
 from cuglue.driver.sim import SimDriver
 from cuglue.driver.sim.hazards import HazardError
@@ -543,6 +544,20 @@ def test_pinned_memory_that_comes_again_too_early_is_seen() -> None:
             latch.release()
             with pytest.raises(HazardError, match="host_view"):
                 rt.command(stream=rt.stream(0)).synchronize()
+
+
+def test_a_result_that_outlives_its_runtime_is_freed_when_it_is_dropped(sim: SimDriver) -> None:
+    rt = Runtime()
+    x = rt.create(b"abcd")
+    result = rt.read(x).result()
+    x.close()
+    rt.close()
+    assert bytes(result) == b"abcd"
+    assert sim.inventory()["host_alloc"] == 1
+    del result
+    gc.collect()
+    device_state(sim, 0).retire.drain()
+    assert sim.inventory()["host_alloc"] == 0
 
 
 def test_pinned_memory_comes_again(sim: SimDriver) -> None:

@@ -300,6 +300,18 @@ def test_each_kernel_is_compiled_once(rt: Runtime, x: Any, y: Any, calls: Calls)
     assert calls.count("kernel_load") == 1
 
 
+def test_closing_unloads_what_no_graph_launches(sim: SimDriver) -> None:
+    with cuglue.AsyncCudaResource() as memory:
+        rt = Runtime(resource=memory)
+        x = rt.create(np.zeros(4, "f4"))
+        rt.launch(SAXPY, 1, 4, In(x), Out(x), 1.0, 4)
+        assert sim.inventory()["kernels"] == 1
+        rt.close()
+        assert sim.inventory()["kernels"] == 0
+        x.close()
+        memory.reap_pending()
+
+
 def test_one_runtime_per_device_and_driver(driver: Any) -> None:
     first = cuglue.runtime()
     assert cuglue.runtime(0) is first
