@@ -112,9 +112,17 @@ def test_rows_35_37_38_a_foreign_context_is_neither_used_nor_lost(fake: Fake) ->
     driver, script, runtime = fake
     runtime.stack.append(fake_cuda.CONTEXT + 50)
     resource = driver.gl_register_buffer(4, RegisterFlags.NONE, 0)
-    script.answers["cuGraphicsResourceGetMappedPointer"] = (0x7000, 64)
+    refusal = calls.cu.CUresult.CUDA_ERROR_INVALID_CONTEXT
+    script.answers["cuGraphicsResourceGetMappedPointer"] = lambda: (
+        (0x7000, 64) if len(runtime.stack) > 1 else refusal
+    )
     driver.graphics_map([resource], 0)
     assert driver.graphics_pointer(resource) == (0x7000, 64)
+    assert script.calls[-2:] == [
+        (*script.calls[-1][:-1], "on 50"),
+        script.calls[-1],
+    ]  # asked again, in the right one
+    del script.calls[-2]
     driver.graphics_unmap([resource], 0)
     driver.graphics_unregister(resource)
     assert {call[-1] for call in script.calls} == {"on 0"}

@@ -81,13 +81,13 @@ class Graphics(Contexts):
             raise failure(int(status), status.name, function.__name__)
 
     def graphics_pointer(self, resource: int) -> tuple[int, int]:
-        """Inherited."""
-        device = self._owner("graphics resource", resource)
-        if not self._here(device):
-            with self._on(device):
-                return self.graphics_pointer(resource)
+        """Inherited. The answer is the same in any context that gives one, so none is looked for before."""
         status, pointer, size = cu.cuGraphicsResourceGetMappedPointer(resource)
         if status:
+            device = self._owner("graphics resource", resource)
+            if not self._here(device):
+                with self._on(device):
+                    return self.graphics_pointer(resource)
             raise failure(int(status), status.name, "cuGraphicsResourceGetMappedPointer")
         return nonzero(pointer, "cuGraphicsResourceGetMappedPointer"), size
 
