@@ -110,7 +110,8 @@ def maps(driver: Any, streams: list[Any], cycles: int) -> None:
             stack.enter_context(handle)
 
         def cycle(turn: int) -> None:
-            stream, kind = streams[turn // 8 % 2], turn % 64  # mostly buffers: an image changes hands more slowly
+            # Mostly buffers: an image changes hands more slowly.
+            stream, kind = streams[turn // 8 % 2], turn % 64
             if kind == 63:
                 with cuglue.map_all(handles, stream):
                     return

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from graphics.shared_memory import external_memory
 from graphics.subjects import ImageSubject, registered_buffer, registered_texture
 
 import cuglue
 from cuglue.core.stream import as_stream
-from cuglue.driver.protocol import CaptureMode, CopyKind, MemoryType
+from cuglue.driver.protocol import PER_THREAD_STREAM, CaptureMode, CopyKind, MemoryType
 from cuglue.driver.sim import HazardError, SimDriver
 from cuglue.errors import CaptureError, StreamMisuse
 from cuglue.graphics import users
@@ -392,3 +394,17 @@ def test_work_on_the_stream_of_a_read_comes_after_its_copy(driver: Any) -> None:
     with current, trace(only={"event_record", "stream_wait_event"}) as calls:
         assert take(m, flip=False).tolist() == [0, 1, 2]
     assert [c.args[0 if c.method == "stream_wait_event" else 1] for c in calls] == [current.ptr, stream.ptr]
+
+
+def test_one_object_means_each_threads_default_stream(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy has one object for the per-thread default stream: on another thread it is another stream."""
+    everyones = SimpleNamespace(ptr=PER_THREAD_STREAM, device_id=0)
+    monkeypatch.setattr(driver, "stream_current", lambda device: everyones)
+    with external_memory(driver) as subject, subject.handle.map() as m:
+        assert m.current_stream() is m.stream
+        with ThreadPoolExecutor(1) as other:
+            there = other.submit(m.current_stream).result(20)
+            again = other.submit(subject.handle._stream, everyones).result(20)
+        assert there is not m.stream
+        assert again is there
+        assert there.thread is not m.stream.thread

@@ -146,6 +146,11 @@ class Backing(ABC):
         """Whether :meth:`call` would run on another thread."""
         return False
 
+    @property
+    def last_stream(self) -> Stream | None:
+        """The stream that handed the object over last, which the next map mostly names again."""
+        return None
+
     def check(self, part: Part) -> None:
         """Check that the part is there and the object still as it was registered. Asks no device."""
         if part.in_place:
@@ -244,6 +249,11 @@ class GlBacking(Backing):
     def routed(self) -> bool:
         """Inherited."""
         return self.registration.ops.thread != ThreadRef.current()
+
+    @property
+    def last_stream(self) -> Stream:
+        """Inherited."""
+        return self.registration.uses.write_stream
 
     def destroy(self) -> None:
         """Inherited. The registration ends before the GL object is deleted."""

@@ -26,6 +26,7 @@ from .life import Life, Wish
 from .makers import HandleMakers
 from .mapping import CudaMap
 from .transfer import check, fill, take
+from .users import is_record_of
 
 T = TypeVar("T")
 
@@ -250,7 +251,9 @@ class CudaHandle(HandleMakers, Owned):
     def _stream(self, stream: Any) -> Stream:
         if self._no_runtime is not None:
             raise MapUnavailableError(f"{self!r}", got=str(self._no_runtime), reason="no_runtime")
-        state = self._life.backing.state
+        state, last = self._life.backing.state, self._life.backing.last_stream
+        if last is not None and stream is not None and is_record_of(last, stream):
+            return last
         return as_stream(stream, device=state.device, driver=state.driver)
 
     def _map(self, stream: Any, wish: Wish, timeout: float | None) -> CudaMap:

@@ -25,6 +25,11 @@ def unannounced_readers() -> bool:
     return not sys.modules.keys().isdisjoint(_UNANNOUNCED)
 
 
+def is_record_of(stream: Stream, obj: object) -> bool:
+    """Whether ``stream`` surely is the record of a foreign stream; one object means each thread's default stream."""
+    return stream.owner is obj and stream.thread is None
+
+
 class MapUsers(Exporter):
     """The users of one map's memory; see :class:`~cuglue.graphics.mapping.CudaMap`.
 
@@ -126,10 +131,10 @@ class MapUsers(Exporter):
 
     def current_stream(self) -> Stream:
         """The array library's current stream on this thread; mostly the map's own, which then is seen at once."""
-        stream, current = self.stream, self.driver.stream_current(self.device)
-        return (
-            stream if current is stream.owner else as_stream(current, device=self.device, driver=self.driver)
-        )
+        current = self.driver.stream_current(self.device)
+        if is_record_of(self.stream, current):
+            return self.stream
+        return as_stream(current, device=self.device, driver=self.driver)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
