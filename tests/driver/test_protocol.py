@@ -12,7 +12,7 @@ from cuglue.driver.protocol import Driver
 
 #: What a driver shows beyond the Protocol.
 EXTRA: dict[str, set[str]] = {
-    "cuda": set(),
+    "cuda": {"shortcuts"},
     # What people test with, and the graphics objects behind its interop.
     "sim": {"Stream", "current_stream", "hazards", "check", "pump", "inventory"}
     | {"d3d11", "fake_d3d11", "fake_gl", "real_gl"}

@@ -26,13 +26,15 @@ from cuglue import (
     StatisticsResource,
     testing,
 )
-from cuglue.driver.protocol import CaptureMode
+from cuglue.driver.protocol import CaptureMode, CaptureStatus
+from cuglue.driver.sim import SimDriver
 from cuglue.errors import (
     CaptureError,
     ClosedError,
     DriverError,
     OutOfBudget,
     OutOfMemory,
+    StreamMisuse,
     UsageError,
     UseAfterFree,
 )
@@ -55,6 +57,50 @@ def stream(driver: Any) -> Any:
     made = new_stream()
     with make_current(made):
         yield made
+
+
+class Refused(RuntimeError):
+    """What CuPy raises in the place of our errors."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"cudaError{code}: refused")
+        self.code = code
+
+
+class Shortcuts:
+    """As those of the CUDA driver: functions without a device, by way of the simulated driver's methods."""
+
+    on = True
+    error = Refused
+    refusals = (OutOfMemory, DriverError, Refused)
+
+    def __init__(self, driver: Any) -> None:
+        self.malloc = lambda nbytes, stream: driver.malloc_async(nbytes, stream, 0)
+        self.free = lambda ptr, stream: driver.free_async(ptr, stream, 0)
+        self.current = lambda device: driver.stream_current(device)
+        self.captures = lambda stream: driver.capture_status(stream) is not CaptureStatus.NONE
+
+    def failure(self, error: Any, call: str, nbytes: int | None = None) -> Any:
+        if not isinstance(error, Refused):
+            return error
+        if error.code == 2:
+            return OutOfMemory("device memory", requested=nbytes or 0)
+        return DriverError(str(error), code=error.code, name="refused", call=call)
+
+
+@pytest.fixture(autouse=True, params=["methods", "shortcuts"])
+def shortcuts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The simulated driver with its methods only, and with shortcuts past them."""
+    if request.param == "methods":
+        return None
+    made: list[Shortcuts] = []
+
+    def of(driver: Any) -> Shortcuts:
+        made[:] = made or [Shortcuts(driver)]
+        return made[0]
+
+    monkeypatch.setattr(SimDriver, "shortcuts", property(of), raising=False)
+    return of
 
 
 def bottom(resource: Any) -> Any:
@@ -459,6 +505,77 @@ def test_another_failure_passes_unchanged(resource: Any, stream: Any) -> None:
         resource.malloc(64)
     assert caught.value.code == 999
     assert resource.live_bytes == 0
+
+
+def refuse(patch: pytest.MonkeyPatch, driver: Any, method: str, *codes: int) -> None:
+    """Let the function behind ``method`` raise CuPy's errors, one code a call."""
+    left = list(codes)
+
+    def call(*args: Any) -> Any:
+        raise Refused(left.pop(0))
+
+    patch.setattr(driver, method, call)
+
+
+@pytest.mark.parametrize("shortcuts", ["shortcuts"], indirect=True)
+@pytest.mark.parametrize("layers", [False, True])
+def test_what_shortcuts_raise_becomes_ours(sim: Any, shortcuts: Any, layers: bool) -> None:
+    def no_memory(*args: Any) -> int:
+        raise OutOfMemory("device memory", requested=100)
+
+    source, sink = AsyncCudaResource(), InMemorySink()
+    resource: Any = LoggingResource(source, sink) if layers else source
+    with make_current(new_stream()):
+        for code, kind in (2, OutOfMemory), (400, StreamMisuse), (999, DriverError):
+            warm(resource)
+            with pytest.MonkeyPatch.context() as patch:
+                refuse(patch, sim, "malloc_async", code)
+                if code == 2:  # it tries once more, by the driver's method
+                    patch.setattr(source, "_take", no_memory)
+                with pytest.raises(kind) as caught:
+                    resource.malloc(100)
+            assert source.live_bytes == 0
+            if code == 999:
+                assert (caught.value.code, caught.value.call) == (999, "cudaMallocAsync")
+        pointer = resource.malloc(64)
+        with pytest.MonkeyPatch.context() as patch:
+            refuse(patch, sim, "free_async", 999)
+            del pointer
+            kept = resource.malloc(32)
+        assert source.live_bytes == 96
+        source._state.retire.drain()
+        assert source.live_bytes == 32
+        if layers:
+            refused = [record.result.kind for record in sink.snapshot() if record.result]
+            assert refused == ["OutOfMemory", "StreamMisuse", "Driver", "Driver"]
+        del kept
+        drain(resource)
+
+
+@pytest.mark.parametrize("shortcuts", ["shortcuts"], indirect=True)
+def test_a_question_that_a_shortcut_cannot_answer_is_put_to_the_method(sim: Any, shortcuts: Any) -> None:
+    resource = AsyncCudaResource()
+    with make_current(new_stream()):
+        warm(resource)
+        asked: list[int] = []
+
+        def captures(stream: int) -> bool:
+            asked.append(stream)
+            raise Refused(901)
+
+        quick = shortcuts(sim)
+        quick.captures = captures
+        other = StatisticsResource(resource)
+        warm(other)
+        kept = other.malloc(64)
+        assert asked
+        assert on_the_hot_way(kept)
+        quick.on = False
+        asked.clear()
+        more = other.malloc(64)
+        assert not asked
+        del kept, more
+    drain(resource)
 
 
 def test_closing_under_living_arrays(resource: Any, stream: Any) -> None:

@@ -15,7 +15,8 @@ What a compiled twin of this module must keep:
       If a free is refused the entry is put back, and the free is repeated at a later drain.
     * The finaliser runs on any thread, with any device current, inside the collector, or while the interpreter ends. It
       appends its entry, and does nothing else.
-    * Each driver call is looked up at the call: tests and tools stand in front of a driver's methods.
+    * Each driver call is a call of the driver's method, looked up then, unless the driver says that nobody stands in
+      front of its methods (``shortcuts.on``): tests and tools do, and must see every call.
     * ``home.freed`` is added to only once the free is queued, so that an operation submitted later comes after it.
     * The entry keeps its stream and, by way of ``take_back``, the resource alive.
 """
@@ -72,6 +73,9 @@ def driver_way(source: SourceResource, take_back: Callable[[Entry], None]) -> Wa
         take_back: the allocator function's own, for the retire queue.
     """
     driver, device, pending = source.driver, source.device, source._counts_pending
+    shortcuts = shortcuts_of(driver)
+    quick_malloc, quick_free, refusals = shortcuts.malloc, shortcuts.free, shortcuts.refusals
+    captures = capture_question(driver, shortcuts)
     setdefault, blocks = source._arrays.plain.setdefault, source._table.entries
     desk = Desk(source)
     forget_closed(source._desks)
@@ -81,12 +85,12 @@ def driver_way(source: SourceResource, take_back: Callable[[Entry], None]) -> Wa
         if here is None:
             raise source._in_capture(home.stream)
         try:
-            address = driver.malloc_async(nbytes, home.handle, device)
-        except (OutOfMemory, DriverError) as error:
-            again = source._take_again(nbytes, home.stream, error)
-            if again is None:
-                raise
-            address = again
+            if shortcuts.on:
+                address = quick_malloc(nbytes, home.handle)
+            else:
+                address = driver.malloc_async(nbytes, home.handle, device)
+        except refusals as error:
+            address = take_again(source, shortcuts, nbytes, home, error)
         entry = [take_back, address, nbytes, home, None, 0]
         if address in blocks or setdefault(address, entry) is not entry:
             raise address_is_live(address)
@@ -94,9 +98,15 @@ def driver_way(source: SourceResource, take_back: Callable[[Entry], None]) -> Wa
 
     def give(entry: Entry, here: Home | None) -> None:
         home = entry[3]
-        if home is not here and home.asks and driver.capture_status(home.handle) is not _NO_CAPTURE:
+        if home is not here and home.asks and captures(home.handle):
             home.stream.refuse_capture("free memory")
-        driver.free_async(entry[1], home.handle, device)
+        if shortcuts.on:
+            try:
+                quick_free(entry[1], home.handle)
+            except shortcuts.error as error:
+                raise shortcuts.failure(error, "cudaFreeAsync") from error
+        else:
+            driver.free_async(entry[1], home.handle, device)
         entry[1] = 0
         if pending:
             home.freed += entry[2]
@@ -104,6 +114,53 @@ def driver_way(source: SourceResource, take_back: Callable[[Entry], None]) -> Wa
                 desk.left[id(home)] = home
 
     return Way(desk, take, give)
+
+
+class NoShortcuts:
+    """Of a driver that has none: its methods are called."""
+
+    on = False
+    refusals = (OutOfMemory, DriverError)
+    malloc = free = current = captures = None
+    error = ()
+
+    @staticmethod
+    def failure(error: BaseException, call: str, nbytes: int | None = None) -> BaseException:
+        """``error`` is one of ours."""
+        return error
+
+
+def shortcuts_of(driver: Any) -> Any:
+    """The functions that may be called in the place of methods of ``driver``, while they are ``on``."""
+    return getattr(driver, "shortcuts", None) or NoShortcuts
+
+
+def capture_question(driver: Any, shortcuts: Any) -> Callable[[int], bool]:
+    """``(stream)``: whether that one, which can, captures a graph."""
+    quick = shortcuts.captures
+
+    def captures(handle: int) -> bool:
+        if shortcuts.on:
+            try:
+                found: bool = quick(handle)
+                return found
+            except RuntimeError:
+                pass  # the driver's method says it in our words
+        return driver.capture_status(handle) is not _NO_CAPTURE
+
+    return captures
+
+
+def take_again(source: SourceResource, shortcuts: Any, nbytes: int, home: Home, error: Exception) -> int:
+    """Address of memory for which the driver had no room, or none at first; raises ``error`` as one of ours."""
+    ours = shortcuts.failure(error, "cudaMallocAsync", nbytes)
+    try:
+        address = source._take_again(nbytes, home.stream, ours)
+        if address is None:
+            raise ours from (None if ours is error else error)
+        return address
+    finally:
+        del ours, error  # else they and this frame keep each other alive
 
 
 def give_up(way: Way, entry: Entry, error: BaseException) -> None:
@@ -166,6 +223,9 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
     current_device = types.current_device
     several_devices = has_several_devices(resource)
     life, live = process.life, BlockState.LIVE
+    shortcuts = shortcuts_of(driver)
+    quick_malloc, quick_free, refusals = shortcuts.malloc, shortcuts.free, shortcuts.refusals
+    quick_current, captures = shortcuts.current, capture_question(driver, shortcuts)
 
     class ArrayMemory(types.BaseMemory):  # type: ignore[misc] # a class that CuPy gives at run time
         """Memory of CuPy arrays. Whatever else a block has it has from :attr:`block`."""
@@ -191,7 +251,7 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
         if several_devices and current_device() != device:
             raise wrong_current_device(resource, current_device())
         try:
-            current = driver.stream_current(device)
+            current = quick_current(device) if shortcuts.on else driver.stream_current(device)
         except Exception:
             if process.life is not life:
                 raise process.forked_child(resource) from None
@@ -200,8 +260,7 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
         home = last if last.owner is current else find_home(current)
         if home is None or type(nbytes) is not int or not 0 < nbytes <= LARGEST:
             return long_way(current, nbytes)
-        captures = home.asks and driver.capture_status(home.handle) is not _NO_CAPTURE
-        here = None if captures else home
+        here = None if home.asks and captures(home.handle) else home
         while forgotten:
             if deferred:
                 retire.run_forgotten()
@@ -222,13 +281,12 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
                         continue
                     # As driver_way gives, without a call; below, as it takes.
                     former = entry[3]
-                    if (
-                        former is not here
-                        and former.asks
-                        and driver.capture_status(former.handle) is not _NO_CAPTURE
-                    ):
+                    if former is not here and former.asks and captures(former.handle):
                         former.stream.refuse_capture("free memory")
-                    driver.free_async(entry[1], former.handle, device)
+                    if shortcuts.on:
+                        quick_free(entry[1], former.handle)
+                    else:
+                        driver.free_async(entry[1], former.handle, device)
                     entry[1] = 0
                     if pending:
                         former.freed += entry[2]
@@ -238,7 +296,7 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
                     if not entry[1]:
                         raise
                     plain[entry[1]] = entry
-                    retire.keep(entry, error)
+                    retire.keep(entry, shortcuts.failure(error, "cudaFreeAsync"))
             else:
                 retire.run_one(entry)
         if layers:
@@ -247,12 +305,12 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
             if here is None:
                 raise source._in_capture(home.stream)
             try:
-                address = driver.malloc_async(nbytes, home.handle, device)
-            except (OutOfMemory, DriverError) as error:
-                again = source._take_again(nbytes, home.stream, error)
-                if again is None:
-                    raise
-                address = again
+                if shortcuts.on:
+                    address = quick_malloc(nbytes, home.handle)
+                else:
+                    address = driver.malloc_async(nbytes, home.handle, device)
+            except refusals as error:
+                address = take_again(source, shortcuts, nbytes, home, error)
             entry = [take_back, address, nbytes, home, None, 0]
             if address in blocks or setdefault(address, entry) is not entry:
                 raise address_is_live(address)

@@ -9,6 +9,7 @@ from ..protocol import CopyKind, MemoryType
 from .calls import CUDARuntimeError, call_runtime, failure_of, nonzero, runtime
 from .contexts import Relaxed
 from .devices import Devices
+from .shortcuts import HasShortcuts, Shortcuts
 
 _KINDS = {
     CopyKind.H2D: runtime.memcpyHostToDevice,
@@ -24,8 +25,13 @@ _view_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 _READ, _WRITE = 0x100, 0x200  # PyBUF_READ, PyBUF_WRITE
 
 
-class Memory(Devices):
+class Memory(HasShortcuts, Devices):
     """Allocation, copies and fills of the CUDA driver."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if self._only == 0:
+            self.shortcuts = Shortcuts()
 
     def malloc(self, nbytes: int, device: int) -> int:
         """Inherited."""
