@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -190,10 +191,12 @@ def test_A15_a_publish_that_fails_can_be_repeated(driver: Driver) -> None:
             m.release()
         assert isinstance(caught.value.__cause__, DriverError)
         assert not m.released
+        assert m.handle is subject.handle  # a live map still: the object's owner must not go
         assert "could not be left yet" in repr(m)
         np.testing.assert_array_equal(peek(m), expected)
         m.release()
         assert m.released
+        assert m.handle is None
         np.testing.assert_array_equal(subject.get(), expected)
 
 
@@ -280,3 +283,33 @@ def test_A22_a_deferred_end_that_fails_can_be_repeated(driver: Driver) -> None:
         subject.handle.close()
         subject.handle.close()
         assert len(ends) == 1  # the one that was let fail never got so far
+
+
+def test_a_read_or_write_whose_map_cannot_be_left_is_undone_by_the_next_call(driver: Any) -> None:
+    """Nobody else could leave that map: as a reader it would be in every writer's way."""
+    with registered_texture(driver) as subject:
+        for call in (
+            subject.handle.read,
+            lambda: subject.handle.write(np.zeros(subject.handle.shape, np.uint8)),
+        ):
+            with fail("graphics_unmap"), pytest.raises(DriverError):
+                call()
+            with subject.handle.map_mut():
+                pass
+            assert driver.inventory()["mapped"] == 0
+
+
+def test_a_map_that_not_everybody_can_wait_for_is_left_at_once_or_by_the_next_call(
+    driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pycuda", sys)  # a reader that names no stream
+    with registered_texture(driver) as subject:
+        with fail("context_wait"), pytest.raises(DriverError):
+            subject.handle.map_mut()
+        assert driver.inventory()["mapped"] == 0
+        with fail("context_wait"), fail("graphics_unmap"), pytest.raises(DriverError) as caught:
+            subject.handle.map_mut()
+        assert "failed too" in caught.value.__notes__[0]
+        with subject.handle.map_mut():
+            pass
+        assert driver.inventory()["mapped"] == 0
