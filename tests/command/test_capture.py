@@ -278,6 +278,20 @@ def test_C35_host_bytes_ride_on_the_graph(rt: Runtime, stream: Any, x: Any) -> N
             assert value(rt, x, stream) == 8
 
 
+def test_C35_nobody_else_gets_the_memory_of_recorded_bytes(rt: Runtime, stream: Any, x: Any) -> None:
+    ready = [rt.command().reserve_cpu(4 * N) for _ in range(4)]  # a capture takes what lies ready
+    del ready
+    with rt.capture(stream) as capture:
+        for number in (1, 2, 3):
+            rt.command(stream=stream).write_to_gpu(x.descriptor(N, "i4"), np.full(N, number, "i4"))
+    with capture.graph as graph, rt.command(stream=rt.stream(1)) as cmd:
+        others = [cmd.reserve_cpu(4 * N) for _ in range(10)]
+        for other in others:
+            other[:] = 255
+        graph.replay()
+        assert value(rt, x, stream) == 3
+
+
 def test_C35_pinned_bytes_too(rt: Runtime, stream: Any, x: Any) -> None:
     with rt.command(stream=stream) as cmd:
         pinned = cmd.reserve_cpu(4 * N)
@@ -426,6 +440,32 @@ def test_a_graph_that_cannot_be_destroyed_goes_with_the_next_drain(
     device_state(driver, 0).retire.drain()
     assert calls.count("graph_destroy") == 1
     capture.graph.close()
+
+
+@pytest.mark.parametrize("then", ["write", "capture", "launch"])
+def test_C31_an_end_refused_twice_is_made_good_by_what_comes_next(
+    rt: Runtime, driver: Any, stream: Any, x: Any, then: str
+) -> None:
+    capture = rt.capture(stream)
+
+    def record() -> None:
+        with capture:
+            increment(rt, x, stream=stream)
+
+    with fail("capture_end", driver=driver, persistent=True), pytest.raises(DriverError):
+        record()
+    assert driver.capture_status(stream.handle) is not CaptureStatus.NONE
+    x.trust()
+    if then == "write":
+        rt.command(stream=stream).write_to_gpu(x.descriptor(N, "i4"), np.full(N, 1, "i4"))
+    elif then == "launch":
+        increment(rt, x, stream=stream)
+    else:
+        record()
+        with capture.graph as graph:
+            graph.replay()
+    assert driver.capture_status(stream.handle) is CaptureStatus.NONE
+    assert value(rt, x, stream) == 1
 
 
 def test_C31_a_warmup_that_cannot_begin_leaves_no_capture_open(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from driver_calls import Calls
+from driver_calls import Calls, recorded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_kernels import INCREMENT
@@ -22,6 +22,7 @@ from cuglue import Buffer, CopyDescriptor, InOut, Runtime
 from cuglue.command.hostmem import HostBuffer, capacity_of
 from cuglue.command.staging import MIB
 from cuglue.core.device import device_state
+from cuglue.core.event import Event
 from cuglue.driver.protocol import CaptureMode
 from cuglue.driver.sim import SimDriver
 from cuglue.driver.sim.hazards import HazardError
@@ -254,6 +255,34 @@ def test_C21_a_failing_fence_wins_over_the_failing_copy(
     with rt.command() as cmd, fail("stream_synchronize", code=code, driver=driver), pytest.raises(error):
         cmd.read_async([x.descriptor(64), CopyDescriptor(x, (2, 2), (1, 1), 1)])
     rt.synchronize()  # the device was not really lost, so the memory that was let go is in use
+
+
+def test_C21_host_memory_of_copies_that_nobody_could_wait_for_is_kept(sim: SimDriver) -> None:
+    with Runtime() as rt:
+        x = rt.create(np.ones(8192, "u1"))
+        rt.command().memory_cleanup()
+        drops = rt._lanes.lane().drops
+        with fail("copy_async", on=2), fail("stream_synchronize"), pytest.raises(DriverError):
+            rt.command().read_async([x.descriptor(8192)] * 2)
+        assert [thing.nbytes for thing in drops.staged] == [8192, 8192]
+        mine = [rt.command().reserve_cpu(8192) for _ in range(4)]
+        for each in mine:
+            each[:] = 3  # none of them is written by the copy that still runs
+        rt.synchronize()
+        assert [set(each) for each in mine] == [{3}] * 4
+
+
+def test_a_result_that_is_handed_out_too_early_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of this library, planted: nobody waits for the copy."""
+    with Runtime(driver=SimDriver()) as rt:
+        x = rt.create(np.ones(8192, "u1"))
+        rt.synchronize()
+        future = rt.read(x)
+        with monkeypatch.context() as patched:
+            patched.setattr(Event, "synchronize", lambda self: None)
+            future.result()
+        with pytest.raises(HazardError, match="host_view"):
+            rt.synchronize()
 
 
 def test_reads_are_refused_where_they_do_not_fit(rt: Runtime, calls: Calls) -> None:
@@ -492,9 +521,11 @@ def test_copies_inside_a_foreign_capture_are_refused(sim: SimDriver) -> None:
             lambda: rt.empty(4, stream=stream),
             lambda: rt.command(stream=stream).sync(),
             lambda: rt.command(stream=stream).write_to_gpu(x.descriptor(16), bytes(16)),
+            lambda: rt.command(stream=stream).write_to_cpu(x.descriptor(16), bytearray(16)),
         ):
-            with pytest.raises(CaptureError):
+            with recorded(sim) as calls, pytest.raises(CaptureError):
                 attempt()
+            assert {call.method for call in calls.made} <= {"capture_status"}
         sim.graph_destroy(sim.capture_end(stream.handle))
         assert bytes_of(rt, x) == bytes(16)
 

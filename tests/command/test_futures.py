@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from typing import Any
@@ -13,6 +14,7 @@ from driver_calls import Calls
 from sample_kernels import INCREMENT
 
 from cuglue import Future, InOut, Kernel, Out, Runtime
+from cuglue.core.device import device_state
 from cuglue.driver.sim import SimDriver
 from cuglue.errors import DevicePoisoned, DriverError
 from cuglue.testing import Latch
@@ -249,3 +251,20 @@ def test_read_async_returns_while_a_latch_holds_the_stream() -> None:
             assert not wanted.done()
         assert set(kept.result()) == set(wanted.result()) == {7}
         assert [set(rt.read(o).result()) for o in others] == [{value} for value in range(8)]
+
+
+def test_a_future_dropped_after_its_runtime_was_closed(sim: SimDriver) -> None:
+    """Nobody holds its bytes then: closing waits for the copy."""
+    rt = Runtime()
+    x = rt.create(np.ones(4096, "u1"))
+    rt.command().memory_cleanup()  # nothing else has to be waited for
+    future = rt.read(x)
+    rt.close()
+    assert future._event is not None
+    assert sim.event_query(future._event.handle)  # done, before anybody asked
+    del future
+    x.close()
+    gc.collect()
+    device_state(sim, 0).retire.drain(block=True)
+    sim.check()
+    assert sim.inventory()["host_alloc"] == 0

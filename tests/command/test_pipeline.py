@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from cuglue import Runtime
 from cuglue.command import pipeline, reads, writes
 from cuglue.command.pipeline import chunks
+from cuglue.core.event import Event
 from cuglue.driver.sim import SimDriver
+from cuglue.driver.sim.hazards import HazardError
 from cuglue.errors import DriverError, UnwrittenError
 from cuglue.layout import CopyShape
 from cuglue.testing.faults import fail
@@ -162,6 +164,25 @@ def test_a_large_download_of_bytes_that_were_never_written_is_refused(sim: SimDr
         with pytest.raises(UnwrittenError):
             cmd.write_to_cpu(x.descriptor(50_000), out)
         assert set(out.tolist()) == {3}
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_a_ring_that_is_used_too_early_is_seen(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of this library, planted: nobody waits for the chunk that had the place before."""
+    driver = SimDriver()
+    with Runtime(driver=driver) as rt, rt.command() as cmd:
+        x = rt.empty(300_000)
+        cmd.write_to_gpu(x.descriptor(300_000), np.ones(300_000, "u1"))
+        cmd.synchronize()
+        with monkeypatch.context() as patched:
+            patched.setattr(Event, "synchronize", lambda self: None)
+            if way == "up":
+                cmd.write_to_gpu(x.descriptor(300_000), np.ones(300_000, "u1"))
+            else:
+                cmd.write_to_cpu(x.descriptor(300_000), np.zeros(300_000, "u1"))
+        with pytest.raises(HazardError, match="host_view"):
+            cmd.synchronize()
 
 
 @pytest.mark.gpu

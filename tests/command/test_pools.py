@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from driver_calls import Calls
 from sample_kernels import INCREMENT
 
 from cuglue import (
@@ -28,6 +29,7 @@ from cuglue.errors import (
     PoolsInUse,
     UnsupportedError,
 )
+from cuglue.lifecycle import BlockState
 from cuglue.testing.faults import fail
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -115,6 +117,15 @@ def test_C9_a_dry_run_counts_buffers_and_maps_those_that_are_looked_at(driver: A
         assert len([rt.empty(900_000) for _ in range(peak)]) == 4
 
 
+def test_C9_a_planned_buffer_that_goes_unseen(sim: SimDriver) -> None:
+    with Runtime(memory=MemoryConfiguration((Sliced(MIB),), dry_run=True)) as rt:
+        x = rt.empty(1000)
+        block = x.block
+        x.close()
+        assert (block.state, block.ptr, sim.inventory()["bytes"]) == (BlockState.FREED, 0, 0)
+        assert rt.command().memory_usage().number_allocs == 0
+
+
 def test_C9_a_planned_buffer_for_which_there_is_no_memory_says_so_when_it_is_looked_at(
     sim: SimDriver,
 ) -> None:
@@ -182,16 +193,19 @@ def test_C13_everything_goes_when_nothing_is_live(sim: SimDriver) -> None:
         assert sim.inventory()["malloc_async"] == 0
 
 
-def test_C10_C13_refused_while_a_capture_is_under_way(pooled: Runtime) -> None:
+def test_C10_C13_refused_while_a_capture_is_under_way(pooled: Runtime, calls: Calls) -> None:
     stream = pooled.stream(0)
+    pooled.create(bytes(4), stream=pooled.stream(1)).close()
     capture = pooled.capture(stream)
     capture.prepare()
     with pooled.command(stream=stream) as cmd, pytest.raises(CaptureError):
         cmd.install_memory_pools([Direct()])
     capture.begin()
+    calls.clear()
     for other in (stream, pooled.stream(1)):
         with pooled.command(stream=other) as cmd, pytest.raises(CaptureError):
             cmd.install_memory_pools([Direct()])
+    assert {call.method for call in calls.made} <= {"capture_status"}  # nothing was touched
     capture.end().close()
 
 
