@@ -40,8 +40,7 @@ from .entries import Entries
 from .resource import LayeredResource, keeps, living_resources
 from .stream_pool import StreamPool
 from .streams import prepare_refuge, refuge
-from .table import BlockTable, address_is_live, gone
-from .table import wrong_device as wrong_device
+from .table import BlockTable, address_is_live, gone, wrong_device
 
 _LIVE = BlockState.LIVE
 

@@ -35,8 +35,7 @@ from ...lifecycle import BlockState, Owned
 from ..block import LARGEST, ArrayBlock, as_size, give_back, handed_out
 from ..cupy_plug import cupy_types, make_malloc
 from ..resource import DeviceMemoryResource
-from ..source import wrong_device
-from ..table import BlockTable, gone
+from ..table import BlockTable, gone, wrong_device
 from . import hot
 from .arrays import PoolArrays
 from .graphs import GraphMemory
