@@ -224,6 +224,8 @@ class reap:
     @staticmethod
     def predict(m: Model, block: bool) -> Outcome:
         need(not m.closed_resource)
+        if m.resource == "guard":  # its quarantine ends, and says what cannot be given back now
+            m.outside()
         return DONE
 
     @staticmethod

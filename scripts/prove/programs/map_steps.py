@@ -199,6 +199,8 @@ class map_together:
         reachable(m, g, stream)
         no = refused(m, h, write) or refused(m, g, write)
         if no is not None:
+            for own in h, g:  # the one that was not refused was mapped, and left again
+                own.streams |= {where, m.current}
             return no
         for new, name, own in (a, one, h), (b, other, g):
             enter(m, own, name, new, where, "write" if write else "read")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,7 @@ from .world import SimGraphics
 CHUNK = 40
 #: One program in so many runs with OpenGL itself, where there is some.
 REAL_EVERY = 50
+_TELL_SECONDS = 30.0
 _MOST_FAILURES = 5  # that are shrunk
 
 
@@ -116,8 +118,19 @@ def many(count: int, jobs: int, first: int = 0, *, real: bool = True, seconds: f
         seconds: stop handing out work after so long; 0: never.
     """
     os.environ.setdefault("PYOPENGL_PLATFORM", "egl")
-    began = time.monotonic()
+    began = told = time.monotonic()
     tally = Tally()
+
+    def take(part: Tally) -> None:
+        nonlocal told
+        tally.add(part)
+        if time.monotonic() - told > _TELL_SECONDS:
+            told = time.monotonic()
+            passed = told - began
+            print(
+                f"{passed:6.0f} s: {tally.programs} programs, {len(tally.failures)} failures",
+                file=sys.stderr,
+            )
 
     def tasks() -> Iterator[tuple[range, bool]]:
         for start in range(first, first + count, CHUNK):
@@ -128,12 +141,12 @@ def many(count: int, jobs: int, first: int = 0, *, real: bool = True, seconds: f
     if jobs == 1:
         _warm_up(real)
         for task in tasks():
-            tally.add(_work(task))
+            take(_work(task))
     else:
         context = multiprocessing.get_context("spawn")
         with context.Pool(jobs, _warm_up, (real,)) as pool:
             for part in pool.imap_unordered(_work, tasks()):
-                tally.add(part)
+                take(part)
                 if len(tally.failures) > 20 * _MOST_FAILURES:
                     break
     tally.seconds = time.monotonic() - began
