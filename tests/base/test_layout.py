@@ -52,7 +52,7 @@ def test_a_layout_is_a_value() -> None:
     with pytest.raises(AttributeError):
         a.shape = (1,)  # type: ignore[misc]
     assert (a.size, a.nbytes, a.is_c_contiguous) == (6, 24, True)
-    assert a == b and hash(a) == hash(b)  # what was worked out is no part of the value
+    assert (a, hash(a)) == (b, hash(b))  # what was worked out is no part of the value
 
 
 def test_numpy_integers_become_plain_ones() -> None:
