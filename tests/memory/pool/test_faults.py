@@ -104,6 +104,8 @@ def idle(setup: Any) -> Any:
     def more(driver: SimDriver) -> Subject:
         subject: Subject = setup(driver)
         driver.device_synchronize(0)
+        for home in subject.pool.homes.all():
+            home.looked = home.hits + home.misses
         return subject
 
     return more

@@ -662,6 +662,12 @@ def _filled(sim: Any, pool: PoolResource, stream: Any, nbytes: int) -> Any:
     return block
 
 
+def _quiet(pool: PoolResource) -> None:
+    """Somebody looked at every stream just now: who gets no request until the next look is idle."""
+    for home in pool.homes.all():
+        home.looked = home.hits + home.misses
+
+
 def test_report_M47_only_a_stream_without_work_lends_before_the_pool_grows(device: Any) -> None:
     sim = device()
     pool = PoolResource(AsyncCudaResource())
@@ -671,6 +677,7 @@ def test_report_M47_only_a_stream_without_work_lends_before_the_pool_grows(devic
     for block in freed:
         pool.deallocate(block)
     sim.stream_synchronize(idle.handle)
+    _quiet(pool)
     event = sim.event_create(0)
     for _ in range(100):  # each look at a stream runs one step of it
         sim.event_record(event, busy.handle)
@@ -701,12 +708,30 @@ def test_what_idle_streams_have_is_merged_before_the_pool_grows(device: Any) -> 
     for part in parts:
         pool.deallocate(part)
     sim.stream_synchronize(one.handle)
+    _quiet(pool)
     reserved = pool.bytes_reserved
     whole = _filled(sim, pool, two, 24 * MIB)
     assert whole.ptr == page.ptr
     assert pool.bytes_reserved == reserved
     assert pool.counters.stolen > 0
     for block in (held, whole):
+        pool.deallocate(block)
+    pool.close()
+
+
+def test_a_stream_that_is_asked_for_memory_now_and_then_lends_nothing(device: Any) -> None:
+    sim = device()
+    pool = PoolResource(AsyncCudaResource())
+    one, two = (as_stream(sim.Stream()) for _ in range(2))
+    held = [pool.allocate(96 * MIB, two)]
+    for _ in range(3):
+        pool.deallocate(pool.allocate(10 * MIB, one))
+        sim.stream_synchronize(one.handle)
+        held.append(pool.allocate(10 * MIB, two))
+    assert pool.counters.stolen == 0
+    held.append(pool.allocate(10 * MIB, two))  # the second look without a request in between
+    assert pool.counters.stolen == 1
+    for block in held:
         pool.deallocate(block)
     pool.close()
 
@@ -718,6 +743,7 @@ def test_a_stream_that_cannot_say_whether_it_has_work_lends_nothing(device: Any)
     held = pool.allocate(96 * MIB, two)
     pool.deallocate(pool.allocate(10 * MIB, one))
     sim.stream_synchronize(one.handle)
+    _quiet(pool)
     with faults.fail("stream_query", persistent=True):
         other = pool.allocate(10 * MIB, two)
     assert pool.counters.stolen == 0
@@ -733,6 +759,7 @@ def test_a_wait_that_fails_lends_nothing_and_loses_nothing(device: Any) -> None:
     held = pool.allocate(96 * MIB, two)
     pool.deallocate(pool.allocate(10 * MIB, one))
     sim.stream_synchronize(one.handle)
+    _quiet(pool)
     cached = pool.free_spans()[0]
     with faults.fail("stream_wait_event"), pytest.raises(cuglue.errors.DriverError):
         pool.allocate(10 * MIB, two)
@@ -749,6 +776,7 @@ def test_a_page_that_moved_is_given_back_after_the_work_of_its_last_stream(devic
     held = pool.allocate(96 * MIB, two)
     pool.deallocate(_filled(sim, pool, one, 10 * MIB))
     sim.stream_synchronize(one.handle)
+    _quiet(pool)
     lent = _filled(sim, pool, two, 10 * MIB)
     assert pool.counters.stolen == 1
     pool.deallocate(lent)
@@ -767,6 +795,7 @@ def test_idle_streams_give_pages_back_that_do_not_fit(device: Any) -> None:
     for block in [_filled(sim, pool, one, 5 * MIB) for _ in range(6)]:
         pool.deallocate(block)
     sim.stream_synchronize(one.handle)
+    _quiet(pool)
     reserved = pool.bytes_reserved
     big = _filled(sim, pool, two, 20 * MIB)
     assert pool.counters.drained == 4, "no more than are needed"
@@ -806,6 +835,7 @@ def test_pages_of_a_resource_that_is_told_of_no_uses_do_not_move(device: Any) ->
     held = _filled(sim, pool, two, 96 * MIB)
     pool.deallocate(_filled(sim, pool, one, 10 * MIB))
     sim.stream_synchronize(one.handle)
+    _quiet(pool)
     other = _filled(sim, pool, two, 10 * MIB)
     assert (pool.counters.stolen, pool.counters.drained) == (0, 1)
     for block in (held, other):
@@ -820,6 +850,7 @@ def test_no_page_moves_to_a_stream_that_is_known_by_its_number(device: Any) -> N
     held = _filled(sim, pool, one, 96 * MIB)
     pool.deallocate(_filled(sim, pool, one, 10 * MIB))
     sim.stream_synchronize(one.handle)
+    _quiet(pool)
     block = pool.allocate(10 * MIB, number)
     assert (pool.counters.stolen, pool.counters.drained) == (0, 1)
     for taken in (held, block):
@@ -839,6 +870,7 @@ def test_doing_without_does_not_become_a_habit(device: Any) -> None:
         for stream in (one, two):
             pool.deallocate(_filled(sim, pool, stream, 10 * MIB))
             sim.stream_synchronize(stream.handle)
+            _quiet(pool)
     assert pool.bytes_reserved == 120 * MIB, "now each has its own"
     assert 60 <= pool.counters.stolen <= 140
     pool.deallocate(held)
@@ -1149,6 +1181,32 @@ def test_growing_is_refused_while_the_stream_captures(device: Any) -> None:
     pool.close()
 
 
+def test_a_stream_that_is_known_and_a_graphs_memory_have_the_short_way(
+    device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sim = device()
+    long_ways = []
+    original = PoolResource.span_for
+    monkeypatch.setattr(
+        PoolResource, "span_for", lambda *arguments: long_ways.append(1) or original(*arguments)
+    )
+    pool = PoolResource(AsyncCudaResource())
+    stream = sim.Stream()
+    with stream:
+        general = pool.malloc(MIB).ptr
+        assert pool.malloc(MIB).ptr == general
+        assert len(long_ways) == 1
+        with pool.graph_memory(stream) as memory:
+            apart = pool.malloc(MIB).ptr
+            assert apart != general, "the general memory has such a piece, but not for the graph"
+            assert pool.malloc(MIB).ptr == apart
+            assert len(long_ways) == 2
+        assert pool.malloc(MIB).ptr == general, "nor has the graph's memory for anybody else"
+        assert len(long_ways) == 2
+        memory.close()
+    pool.close()
+
+
 def test_while_the_stream_captures_other_streams_and_pages_are_left_alone(device: Any) -> None:
     sim = device()
     pool = PoolResource(AsyncCudaResource())
@@ -1157,6 +1215,7 @@ def test_while_the_stream_captures_other_streams_and_pages_are_left_alone(device
     for nbytes, owner in ((10 * MIB, other), (9 * MIB, stream)):
         pool.deallocate(pool.allocate(nbytes, owner))
     sim.device_synchronize(0)
+    _quiet(pool)
     reserved = pool.bytes_reserved
     sim.capture_begin(stream.handle, cuglue.driver.protocol.CaptureMode.RELAXED)
     with faults.counts() as calls, pytest.raises(CaptureError, match="take memory from upstream"):

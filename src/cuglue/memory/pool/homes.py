@@ -45,6 +45,7 @@ class Home(Arena):
         self.replaced = 0
         self.efforts = 0
         self.seen = -1  # requests at the last look at its age
+        self.looked = -1  # requests at the last look whether it is idle
         self.refusal: OutOfMemory | None = None  # why upstream gave nothing the last time
 
     def put(self, span: Span) -> None:

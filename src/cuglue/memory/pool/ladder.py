@@ -21,7 +21,8 @@ from .spans import Span
 
 # Doing without costs as much as a few hundred hits: so often at first, then once for so many requests.
 FIRST_EFFORTS = 64
-REQUESTS_FOR_AN_EFFORT = 512
+REQUESTS_FOR_AN_EFFORT = 2048
+WORTH_REPLACING = 32  # part of its memory that has to lie in unused pages for one of middle size
 WORTH_BORROWING = 64 << 20  # bytes of the pool; a smaller one rather grows than asks other streams
 
 
@@ -98,7 +99,10 @@ class Ladder(Homes):
                 span = home.take(nbytes, whole=True)
                 if span is not None:
                     return span
-            home.efforts += bool(unused)
+            if class_size(nbytes) >= LARGE:
+                home.efforts += bool(unused)
+            elif sum(page.nbytes for page in unused) * WORTH_REPLACING < home.reserved:
+                unused = []
             for page in unused:
                 self._drop(home, page)
                 home.replaced += 1
@@ -246,9 +250,19 @@ class Ladder(Homes):
 
 
 def _idle(home: Home) -> bool:
-    """Whether the device has nothing left to do on its stream. One that cannot say so is not."""
+    """Whether nobody asked it for memory since the last look, and the device has nothing left to do on its stream.
+
+    A stream that cannot say so is not idle.
+    """
+    before, home.looked = home.looked, home.hits + home.misses
     stream = home.stream
     try:
-        return not home.private and stream.nameable() and not stream.capturing and stream.query()
+        return (
+            before == home.looked
+            and not home.private
+            and stream.nameable()
+            and not stream.capturing
+            and stream.query()
+        )
     except CuglueError:
         return False
