@@ -11,6 +11,7 @@ from sample_kernels import INCREMENT, SAXPY
 
 from cuglue import Graph, In, InOut, Kernel, Out, Runtime
 from cuglue.command.perform import Skipped
+from cuglue.command.uses import Uses
 from cuglue.errors import CaptureError, DriverError, LaunchError, UnwrittenError
 from cuglue.testing.faults import fail
 
@@ -152,6 +153,33 @@ def test_a_graph_goes_only_after_its_last_repeat(doubling: Doubling, calls: Call
         latch.release()
     state.retire.drain(block=True)
     assert calls.count("graph_exec_destroy") == 1
+
+
+def test_an_array_that_is_used_at_home_alone_leaves_a_repeat_one_driver_call(
+    rt: Runtime, calls: Calls
+) -> None:
+    home = rt.stream(0)
+    x = rt.create(np.zeros(N, "i4"), stream=home)
+    x.storage.note_consumer(home)  # an array library has it, for this stream
+    with rt.capture(home) as capture:
+        rt.launch(TOUCH, 1, N, InOut(x), stream=home)
+    with capture.graph as graph:
+        graph.replay()
+        calls.clear()
+        graph.replay()
+        assert [call.method for call in calls.made] == ["graph_launch"]
+        assert set(rt.read(x, dtype="i4", stream=home).result().tolist()) == {2}
+
+
+def test_nothing_is_quiet_where_somebody_else_may_use_the_memory(rt: Runtime) -> None:
+    here, there = rt.stream(0), rt.stream(1)
+    uses = Uses()
+    assert uses.quiet(here)
+    uses.partners = (here,)
+    assert uses.quiet(here)
+    assert not uses.quiet(there)
+    uses.partners = (here, there)
+    assert not uses.quiet(here)
 
 
 TOUCH = Kernel(

@@ -31,7 +31,8 @@ class Graph(Owned):
         self._lane = lane
         self._home = lane.stream
         self._executable = executable
-        self._direct = 0 if window.uses.partners else executable  # partners are waited for each time
+        alone = all(partner is self._home for partner in window.uses.partners)
+        self._direct = executable if alone else 0  # partners are waited for each time
         self._window = window
         self._uses: Uses = window.uses
         used = self._uses.blocks.items()

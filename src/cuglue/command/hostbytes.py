@@ -6,7 +6,7 @@ Owns what counts as data and as a destination, and where their bytes lie. Must n
 from __future__ import annotations
 
 import mmap
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,8 @@ def readable_bytes(data: Any) -> npt.NDArray[np.uint8]:
     Raises:
         UsageError: device memory, or nothing that has bytes.
     """
-    if type(data) is np.ndarray and data.ndim == 1 and data.dtype is _BYTES and data.flags.c_contiguous:
-        return data
+    if _is_bytes(data):
+        return cast("npt.NDArray[np.uint8]", data)
     if isinstance(data, np.ndarray):
         array = data
     elif isinstance(data, str):
@@ -43,6 +43,11 @@ def readable_bytes(data: Any) -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
+def _is_bytes(data: Any) -> bool:
+    """Whether it is a flat array of bytes already: the quick question."""
+    return type(data) is np.ndarray and data.ndim == 1 and data.dtype is _BYTES and data.flags.c_contiguous
+
+
 def _as_array(data: Any) -> npt.NDArray[Any]:
     """Lists, scalars, CPU tensors, empty buffers."""
     try:
@@ -53,12 +58,14 @@ def _as_array(data: Any) -> npt.NDArray[Any]:
         ) from error
 
 
-def writable_bytes(data: Any) -> tuple[memoryview, npt.NDArray[np.uint8]]:
-    """``(the export that keeps data from moving, its bytes as a flat array)``.
+def writable_bytes(data: Any) -> tuple[object, npt.NDArray[np.uint8]]:
+    """``(what keeps data from moving, its bytes as a flat array)``.
 
     Raises:
         LayoutError: read-only, or not C-contiguous.
     """
+    if _is_bytes(data) and data.flags.writeable:
+        return data, data
     try:
         view = memoryview(data)
     except TypeError:

@@ -45,7 +45,10 @@ class Uses:
         for block, access in self.blocks.items():
             if block.write_stream is not stream or (access & 2 and block.reads) or block.taint is not None:
                 return False
-        return not self.partners
+        for partner in self.partners:  # noqa: SIM110 - on every launch, and a generator costs more than the loop
+            if partner is not stream:
+                return False
+        return True
 
     @property
     def tainted(self) -> bool:
