@@ -24,6 +24,7 @@ from cuglue import (
     InMemorySink,
     LoggingResource,
     StatisticsResource,
+    TrackingResource,
     testing,
 )
 from cuglue.driver.protocol import CaptureMode, CaptureStatus
@@ -836,6 +837,29 @@ def test_a_failure_callback_is_asked(driver: Any, stream: Any) -> None:
     assert on_the_hot_way(first)
     assert on_the_hot_way(second)
     del first, second
+
+
+def test_lines_are_tracked(driver: Any, stream: Any) -> None:
+    resource = TrackingResource(StatisticsResource(AsyncCudaResource()))
+    warm(resource)
+    before = resource.snapshot()
+    pointer, asked = resource.malloc(64), resource.malloc(128)
+    resource.annotate(asked.mem, "a reason")
+    leaked = resource.diff(before, resource.snapshot()).leaked
+    assert [(found.nbytes, found.tag, found.notes) for found in leaked] == [
+        (64, "untagged", ()),
+        (128, "untagged", ("a reason",)),
+    ]
+    assert all("test_hot.py" in found.where and "test_lines" in found.where for found in leaked)
+    assert [found.id for found in leaked] == [pointer.mem.id, asked.mem.id]
+    with testing.faults.fail("free_async"):
+        del pointer
+        drain(resource)
+    assert len(resource.live()) == 2, "it was refused"
+    bottom(resource)._state.retire.drain()
+    assert [found.nbytes for found in resource.live()] == [128]
+    del asked
+    assert resource.live() == []
 
 
 class Interrupted(BaseException):

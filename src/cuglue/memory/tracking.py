@@ -9,15 +9,20 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
-from ..core.block import BlockId
+from ..core.block import BlockId, next_generation
 from ..core.device import device_state
 from ..core.stream import Stream
 from ..errors import UsageError, UseAfterFree
 from .adaptor import Adaptor
+from .block import UNTAGGED
+from .desks import Home
+from .entries import Entry
+from .hot import Way
 from .resource import DeviceMemoryResource, check_block
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -112,6 +117,30 @@ class TrackingResource(Adaptor):
     def _given(self, block: Any) -> None:
         self._live.pop(block.generation, None)
 
+    def _way(self, take_back: Callable[[Entry], None]) -> Way | None:
+        way = self._way_below(TrackingResource, take_back)
+        if way is None:
+            return None
+        desk, take_below, give_below = way
+        live, ordinal = self._live, self.device_ordinal
+
+        def take(nbytes: int, home: Home, here: Home | None) -> Entry:
+            entry = take_below(nbytes, home, here)
+            generation = entry[5] = entry[5] or next_generation()
+            thread = threading.current_thread().name
+            block = BlockId(entry[1], generation, home.stream.id, ordinal)
+            live[generation] = LiveAllocation(block, nbytes, UNTAGGED, calling_line(), thread, time.time())
+            return entry
+
+        def give(entry: Entry, here: Home | None) -> None:
+            try:
+                give_below(entry, here)
+            finally:
+                if not entry[1]:
+                    live.pop(entry[5], None)
+
+        return Way(desk, take, give)
+
     def live(self) -> list[LiveAllocation]:
         """What is live, oldest first. Memory of dead arrays is given back first. Only enqueues."""
         device_state(self.driver, self.device).retire.run_forgotten()
@@ -161,5 +190,6 @@ def calling_line() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
 
 
+@cache
 def _is_library(name: str) -> bool:
     return name.startswith(_HERE) or any(part in name for part in _LIBRARIES)
