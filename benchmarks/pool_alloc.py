@@ -279,7 +279,7 @@ def table(samples: dict[str, list[float]]) -> list[str]:
 
 
 def verdicts(samples: dict[Cell, dict[str, list[float]]]) -> list[str]:
-    """Lines of Markdown: our pool against what is wanted of it. A busy machine slows samples, so the least count too."""
+    """Lines of Markdown: our pool against what is wanted of it, the least too: a busy machine slows some samples."""
     lines = [
         "| workload | streams | threads | to CuPy's pool: medians | least | wanted | to RMM's: medians | wanted |",
         "|---" * 8 + "|",
