@@ -16,14 +16,15 @@ _LOWEST_ADDRESS = 4096  # the driver's handles are addresses, and nothing lies i
 
 def handle_of(obj: object) -> tuple[int, int | None, object]:
     """``(handle, device or None, owner or None)`` of a foreign stream; a number owns nothing."""
-    ptr = getattr(obj, "ptr", None)  # CuPy and the simulated device
-    if isinstance(ptr, int):
-        where = getattr(obj, "device_id", None)
-        where = getattr(obj, "device", None) if where is None else where
-        return ptr, where if isinstance(where, int) and where >= 0 else None, obj
-    ptr = getattr(obj, "cuda_stream", None)  # PyTorch
-    if isinstance(ptr, int):
-        return ptr, cast("int | None", getattr(getattr(obj, "device", None), "index", None)), obj
+    if type(obj) is not int:  # every export by DLPack names one
+        ptr = getattr(obj, "ptr", None)  # CuPy and the simulated device
+        if isinstance(ptr, int):
+            where = getattr(obj, "device_id", None)
+            where = getattr(obj, "device", None) if where is None else where
+            return ptr, where if isinstance(where, int) and where >= 0 else None, obj
+        ptr = getattr(obj, "cuda_stream", None)  # PyTorch
+        if isinstance(ptr, int):
+            return ptr, cast("int | None", getattr(getattr(obj, "device", None), "index", None)), obj
     number = whole(obj)
     if number is not None:
         if not (0 <= number <= PER_THREAD_STREAM or _LOWEST_ADDRESS <= number < 2**64):
