@@ -201,7 +201,8 @@ class Arena:
     def adopt(self, span: Span) -> Span:
         """Make ``span``, which is in no heap, one of this arena; it goes back to the bin that it fits best."""
         span.home = self
-        span.stack = self._stacks.setdefault(class_below(span.size), [])
+        stack = self._stacks.get(span.size)  # a span that was cut has the size of its class
+        span.stack = self._stacks.setdefault(class_below(span.size), []) if stack is None else stack
         span.page.idle_since = 0.0
         return span
 
