@@ -12,6 +12,7 @@ from driver_calls import Calls, recorded
 from sample_kernels import INCREMENT
 
 from cuglue import Buffer, DirectCudaResource, In, InOut, Runtime
+from cuglue.core.device import device_state
 from cuglue.driver.protocol import CaptureMode
 from cuglue.driver.sim import SimDriver
 from cuglue.errors import (
@@ -246,6 +247,20 @@ def test_a_free_while_the_home_stream_captures_waits_for_its_end(sim: SimDriver)
         sim.graph_destroy(graph)
         rt.synchronize()
         sim._cuglue_devices[0].retire.drain()  # type: ignore[attr-defined]
+        assert rt.resource.bytes_outstanding == 0
+
+
+def test_memory_that_its_resource_took_back_while_a_free_waited_is_not_freed_again(sim: SimDriver) -> None:
+    with Runtime() as rt:
+        stream = rt.stream(1)
+        x = rt.create(bytes(64), stream=stream)
+        rt.synchronize()
+        block = x.block
+        sim.capture_begin(stream.handle, CaptureMode.THREAD_LOCAL)
+        x.close()  # waits for the end of the capture
+        sim.graph_destroy(sim.capture_end(stream.handle))
+        rt.resource.deallocate(block)  # as a resource does that is closed
+        device_state(sim, 0).retire.drain(block=True)
         assert rt.resource.bytes_outstanding == 0
 
 

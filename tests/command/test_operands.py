@@ -197,6 +197,19 @@ def test_an_array_made_from_a_buffer_or_a_view_has_its_block(sim: SimDriver) -> 
         del by_token, by_interface, memory, array
 
 
+def test_who_reads_the_array_interface_of_a_buffer_is_joined_on_the_current_stream(sim: SimDriver) -> None:
+    with Runtime() as rt:
+        x = rt.create(np.zeros(N, "i4"), stream=rt.stream(1))
+        x.storage.note_cai_reader()  # streams that nobody named may use it
+        assert (x.storage.cai_read, x.storage.exported) == (True, True)
+        rt.synchronize()
+        with recorded(sim) as calls:
+            rt.launch(INCREMENT, 1, N, InOut(x), N, 1, stream=rt.stream(1))
+        current = rt._place.current()
+        waits = [(call.args[0] == current.handle) for call in calls.of("stream_wait_event")]
+        assert sorted(waits) == [False, True]  # it waits for the current stream, and that waits for it
+
+
 def test_memory_that_nobody_tracks(sim: SimDriver) -> None:
     class Foreign:
         def __init__(self, ptr: int) -> None:

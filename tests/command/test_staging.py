@@ -13,6 +13,7 @@ from cuglue import Runtime
 from cuglue.command.slab import Slab
 from cuglue.command.staging import DROP_BYTES, DROP_COUNT, MIB, DropQueue, Source, staging
 from cuglue.driver.sim import SimDriver
+from cuglue.driver.sim.hazards import HazardError
 from cuglue.errors import DevicePoisoned, DriverError
 from cuglue.testing import Latch
 from cuglue.testing.faults import fail
@@ -182,6 +183,32 @@ def test_the_largest_small_write_and_the_one_above(rt: Runtime) -> None:
         expected = data.tobytes()
         data[:] = 0
         assert bytes(rt.read(x).result()) == expected
+
+
+def test_a_place_of_a_slab_that_is_used_too_early_is_seen() -> None:
+    """A fault of this library, planted: the device has not read the bytes that were there."""
+    driver = SimDriver()
+    with Runtime(driver=driver) as rt, rt.command() as cmd:
+        x = rt.create(bytes(64))
+        rt.synchronize()
+        cmd.write_to_gpu(x.descriptor(64), bytes(64))
+        rt._lanes.lane().slab._at -= 64
+        cmd.write_to_gpu(x.descriptor(64), bytes(64))
+        with pytest.raises(HazardError, match="host_view"):
+            cmd.synchronize()
+
+
+def test_C26_a_stream_known_by_its_number_is_waited_for_with_the_device(sim: SimDriver) -> None:
+    with Runtime() as rt:
+        owner = sim.Stream()
+        lane = rt._lanes.lane(owner.ptr)
+        x = rt.create(bytes(64), stream=owner.ptr)
+        with rt.command(stream=owner.ptr) as cmd:
+            cmd.write_to_gpu(x.descriptor(64), cmd.reserve_cpu(64))
+        with recorded(sim) as calls:
+            lane.drops.drain()
+        assert (calls.count("device_synchronize"), calls.count("event_record")) == (1, 0)
+        assert (lane.drops.staged, lane.drops.pending, lane.drops.due) == ((), (), False)
 
 
 def test_cleanup_and_close_give_slabs_back(sim: SimDriver) -> None:
