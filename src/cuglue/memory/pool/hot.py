@@ -38,10 +38,8 @@ def make_malloc(pool: Any, types: Any) -> Callable[[int], Any]:
     retire = pool.homes.state.retire
     forgotten = retire.forgotten
     take_back, long_way = pool.take_back, pool.span_for
-    nothing: tuple[Any, ...] = ()
     later = partial  # names of a module may be gone when the last arrays go
     fast = pool.homes.fast
-    find_home = fast.get
     ordinal = pool.device_ordinal
     current_device = types.current_device if pool.several_devices else None
     empty = types.UnownedMemory(0, 0, None, device)
@@ -83,19 +81,20 @@ def make_malloc(pool: Any, types: Any) -> Callable[[int], Any]:
             if process.life is not life:
                 raise process.forked_child(pool) from None
             raise
-        home = find_home(id(current))
-        if home is not None and nbytes.__class__ is int:
-            for stack in home.bins.get((nbytes + 511) >> 9, nothing):
+        span = None
+        try:
+            home = fast[id(current)]
+            for stack in home.bins[(nbytes + 511) >> 9]:
                 if stack:
-                    try:
-                        span = stack.pop()
-                    except IndexError:
-                        continue  # another thread was quicker
+                    span = stack.pop()
                     home.hits += 1
-                    return pointer(PoolMemory(span.ptr, span.size, span, ordinal), 0)
-        span = long_way(current, nbytes)
+                    break
+        except (KeyError, IndexError, TypeError):
+            pass  # a stream or a size seen for the first time; another thread was quicker; no number of bytes
         if span is None:
-            return pointer(empty, 0)
+            span = long_way(current, nbytes)
+            if span is None:
+                return pointer(empty, 0)
         return pointer(PoolMemory(span.ptr, span.size, span, ordinal), 0)
 
     return malloc
