@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import cupy
@@ -133,6 +134,34 @@ def test_pinned_memory_in_use_does_not_hold_up_an_allocation_for_ever(
     del lent
     resource.reap_pending()
     assert resource.bytes_outstanding == 0
+
+
+def test_pinned_memory_that_is_done_with_goes_at_the_next_allocation(driver: Any) -> None:
+    """Nobody has to reap."""
+    resource = PinnedHostResource()
+    first = resource.allocate(600)
+    resource.deallocate(first)
+    cuglue.as_stream(0).synchronize()
+    resource.deallocate(resource.allocate(64))
+    assert first.state is BlockState.FREED
+    resource.reap_pending()
+
+
+def test_pinned_memory_that_is_waited_for_is_freed_before_more_is_taken(
+    driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_MOST_PENDING", 1000)
+    resource = PinnedHostResource()
+    stream = cuglue.as_stream(new_stream())
+    with testing.Latch(stream) as latch:
+        blocks = [resource.allocate(900, stream) for _ in range(2)]
+        for block in blocks:
+            resource.deallocate(block)
+        threading.Timer(0.1, latch.release).start()
+        last = resource.allocate(64)
+        assert blocks[0].state is BlockState.FREED
+    resource.deallocate(last)
+    resource.reap_pending()
 
 
 def test_pinned_memory_is_not_freed_under_a_view(driver: Any) -> None:

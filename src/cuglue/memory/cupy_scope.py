@@ -126,5 +126,4 @@ class Scope(Generic[R_co]):
         level, choice = self._entered.pop()
         choice.malloc = None
         level.users.discard(choice)
-        _forget_left()
         _uninstall()

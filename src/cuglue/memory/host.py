@@ -201,7 +201,7 @@ class ManagedResource(_Lends):
         self._driver.free(ptr, self._device)
 
     def _deallocate(self, block: Any) -> None:
-        if block.state is BlockState.LIVE and self._is_lent(block):
+        if self._is_lent(block):
             raise busy(
                 block, "a view of its bytes that is alive", "Drop the view, and the arrays over it, first"
             )
