@@ -11,7 +11,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "LayeredResource.block_at", "LayeredResource.live_blocks", "MapUsers.cai_stream",
         "MapUsers.check_exportable", "MapUsers.check_live", "MemoryCalls.memory_report", "MemoryCalls.memory_usage",
         "MemoryCalls.resource", "MemoryUsage.combine", "PinnedHostResource.pending_per_stream",
-        "PoolArrays.block_in", "PoolFigures.block_at", "PoolFigures.budget_snapshot", "PoolFigures.free_spans",
+        "PoolArrays.block_at", "PoolArrays.block_in", "PoolFigures.budget_snapshot", "PoolFigures.free_spans",
         "PoolFigures.live_blocks", "PoolFigures.pending_per_stream", "PoolFigures.usage", "PoolResource.span_for",
         "Runtime.buffer", "SourceResource.block_at", "SourceResource.free_spans", "SourceResource.live_blocks",
         "SourceResource.pending_per_stream", "StatisticsResource.statistics", "Stream.query",

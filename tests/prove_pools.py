@@ -209,7 +209,7 @@ def acquired(subject: Subject) -> Subject:
 
 
 def viewed(subject: Subject) -> Any:
-    return np.asarray(subject.mr.view(subject.block))
+    return np.array(subject.mr.view(subject.block))
 
 
 def layer_cases() -> Iterator[Case]:
@@ -241,9 +241,9 @@ def layer_cases() -> Iterator[Case]:
          layered(lambda: cuglue.GlobalDeviceBudget(cuglue.AsyncCudaResource(), 1 << 20)),
          from_a_reservation, "BudgetReservation.allocate", {}),
         ("pinned: view", with_block(layered(cuglue.PinnedHostResource), 100), viewed,
-         "PinnedHostResource.view", {}),
+         "_Lends.view", {}),
         ("managed: view", with_block(layered(cuglue.ManagedResource), 100), viewed,
-         "ManagedResource.view", {}),
+         "_Lends.view", {}),
     ):  # fmt: skip
         yield Case(name, setup, operation, end_layers, options=options, of=(of,))
     yield Case(
