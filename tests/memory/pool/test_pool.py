@@ -1207,6 +1207,18 @@ def test_a_stream_that_is_known_and_a_graphs_memory_have_the_short_way(
     pool.close()
 
 
+def test_a_streams_first_memory_may_be_a_graphs_and_is_not_anybodys_later(device: Any) -> None:
+    sim = device()
+    pool = PoolResource(AsyncCudaResource())
+    stream = sim.Stream()
+    with stream, pool.graph_memory(stream) as memory:
+        apart = pool.malloc(MIB).ptr
+    with stream:
+        assert pool.malloc(MIB).ptr != apart
+    memory.close()
+    pool.close()
+
+
 def test_while_the_stream_captures_other_streams_and_pages_are_left_alone(device: Any) -> None:
     sim = device()
     pool = PoolResource(AsyncCudaResource())

@@ -153,10 +153,8 @@ class Homes:
         with self.lock:
             former = self._by_stream.get(stream.id)
             home = Home(stream, private=True)
-            if former is not None:
-                self._forget_fast(former)
             self._by_stream[stream.id] = home
-            self._note_fast(home)
+            self._note_fast(home)  # in the place of the former one
             return home, former
 
     def put_back(self, private: Home, former: Home | None) -> None:
