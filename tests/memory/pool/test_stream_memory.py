@@ -435,3 +435,22 @@ def test_C12_a_mode_that_is_none(device: Any, mode: Any) -> None:
         pool.stream_memory(0).allocation_mode(mode)
     assert not pool.stream_memory(0).persistent_now
     pool.close()
+
+
+def test_C9_pages_of_a_dry_run_count_against_the_limit(device: Any) -> None:
+    sim = device()
+    layout = MemoryConfiguration((Direct(),), dry_run=True)
+    pool = PoolResource(AsyncCudaResource(), layout=layout, max_bytes=4 * MIB)
+    memory = pool.stream_memory(0)
+    planned = memory.reserve(3 * MIB)
+    assert pool.bytes_reserved == 3 * MIB
+    with pytest.raises(PoolCapacityExceeded):
+        memory.reserve(2 * MIB)
+    assert pool.bytes_reserved == 3 * MIB
+    assert sim.inventory()["malloc_async"] == 0
+    planned.resolve()
+    assert (pool.bytes_reserved, sim.inventory()["malloc_async"]) == (3 * MIB, 1)
+    planned.release()
+    memory.cleanup()
+    assert pool.bytes_reserved == 0
+    pool.close()
