@@ -16,7 +16,7 @@ class PoolCounters:
         grown: pages taken from upstream; fallbacks: of these, those of the exact size after more was refused.
         extended: pages made longer where they were.
         replaced: unused pages given back before a larger one was taken.
-        stolen: spans taken over from another stream.
+        stolen: spans, and whole pages, taken over from another stream.
         drained: pages of other streams given back for a request.
         trimmed, shrunk: pages given back by ``trim``, and for having been idle.
         retries: requests to upstream repeated after waiting for the device.
