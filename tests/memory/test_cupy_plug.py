@@ -579,6 +579,33 @@ def test_P10_a_generator_closed_on_another_thread_leaves_no_choice_behind(everyw
     del first, second, third, fourth, fifth, kept
 
 
+def test_P10_one_scope_object_on_two_threads(everywhere: Any) -> None:
+    """Each leaves what it entered itself, in whatever order."""
+    resource = AsyncCudaResource()
+    scope = resource.as_cupy_allocator()
+    entered, left = threading.Event(), threading.Event()
+    kept: list[Any] = []
+
+    def other() -> None:
+        with scope:
+            entered.set()
+            left.wait(20)
+            kept.append(cupy.ndarray(4, "u1"))
+        kept.append(cupy.ndarray(8, "u1"))
+
+    with scope:
+        thread = threading.Thread(target=other, daemon=True)
+        thread.start()
+        assert entered.wait(20)
+    kept.append(cupy.ndarray(1, "u1"))
+    left.set()
+    thread.join(20)
+    assert (resource.live_bytes, everywhere.live_bytes) == (4, 9)
+    with pytest.raises(UsageError, match="left once more"):
+        scope.__exit__(None, None, None)
+    kept.clear()
+
+
 def test_P10_a_scope_left_inside_a_foreign_one(everywhere: Any) -> None:
     """CuPy has the foreign allocator until that scope ends, and then, from the next request on, the former one."""
     resource, other = AsyncCudaResource(), AsyncCudaResource()

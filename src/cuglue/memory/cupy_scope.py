@@ -123,7 +123,11 @@ class Scope(Generic[R_co]):
                 got="left once more",
                 expected="one exit for each entry",
             )
-        level, choice = self._entered.pop()
+        here = _chosen.get()
+        # Several threads and tasks may have entered by the same object: of these, the one that is left here.
+        entry = next((e for e in reversed(self._entered) if e[1] in here), self._entered[-1])
+        self._entered.remove(entry)
+        level, choice = entry
         choice.malloc = None
         level.users.discard(choice)
         _uninstall()
