@@ -117,7 +117,7 @@ class HostPool:
             return ptr
         try:
             return self._state.driver.host_alloc(capacity)
-        except OutOfMemory:
+        except CuglueError:  # whatever the driver calls it: more than it can pin may be no number to it
             self.trim()
         try:
             return self._state.driver.host_alloc(capacity)
