@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ..core import process
 from ..core.block import BLOCK_SLOTS, BlockLife, next_generation
@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 _LIVE = BlockState.LIVE
 
 
+def no_copy(memory: object, protocol: object) -> NoReturn:
+    """``__reduce_ex__`` of memory behind arrays: a copy of the object would give the memory back a second time."""
+    raise UsageError(repr(memory), got="a copy or pickle of it", expected="a copy of the array")
+
+
 @cache
 def block_types() -> tuple[type[Any], type[Any]]:
     """``(CupyBlock, AdoptedBlock)``, made at the first use because they derive from a CuPy class."""
@@ -45,6 +50,7 @@ def block_types() -> tuple[type[Any], type[Any]]:
         __slots__ = (*BLOCK_SLOTS, "release")
         HELD = False  # alive as long as an array uses it
         PLAIN = True
+        __reduce_ex__ = no_copy
 
         def __init__(self, ptr: int, size: int, stream: Stream, seq: int, tag: str) -> None:
             self.ptr = ptr
@@ -90,6 +96,7 @@ def block_types() -> tuple[type[Any], type[Any]]:
         """Memory of CuPy arrays over a block that some other resource made as it pleased."""
 
         __slots__ = ("__weakref__", "block", "release", "retire")
+        __reduce_ex__ = no_copy
 
         def __init__(self, block: Any, release: Callable[[Any], None], retire: Any) -> None:
             self.ptr = block.ptr

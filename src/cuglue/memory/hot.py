@@ -34,7 +34,7 @@ from ..driver.protocol import CaptureStatus
 from ..errors import CuglueError, DriverError, OutOfMemory
 from ..lifecycle import BlockState
 from .block import LARGEST, ArrayBlock
-from .cupy_plug import has_several_devices, make_long_way, make_slow_malloc, wrong_current_device
+from .cupy_plug import has_several_devices, make_long_way, make_slow_malloc, no_copy, wrong_current_device
 from .desks import Desk, Home, forget_closed
 from .entries import Entry
 from .table import address_is_live
@@ -231,6 +231,7 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
         """Memory of CuPy arrays. Whatever else a block has it has from :attr:`block`."""
 
         __slots__ = ("__weakref__", "entry")
+        __reduce_ex__ = no_copy
 
         @property
         def block(self) -> Any:

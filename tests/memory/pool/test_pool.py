@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import random
 import subprocess
 import sys
@@ -154,6 +156,32 @@ def test_the_block_of_an_array_is_made_once_and_tracks_uses(
 
 def new_block(pool: PoolResource, stream: Any) -> Any:
     return pool.allocate(512, stream, "helper")
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PoolResource(AsyncCudaResource()),
+        lambda: PoolResource(AsyncCudaResource(), layout=[cuglue.Direct()]),
+        AsyncCudaResource,
+    ],
+    ids=["arena", "direct", "plain"],
+)
+def test_the_memory_of_an_array_is_not_copied(
+    driver: Any, make: Callable[[], Any], way: Callable[[Any], Any]
+) -> None:
+    """A copy would give the memory back a second time."""
+    pool = make()
+    pool.malloc(1000)  # from now on the short way
+    pointer = pool.malloc(1000)
+    with pytest.raises(UsageError, match="a copy of the array"):
+        way(pointer.mem)
+    del pointer
+    kept = [pool.malloc(1000) for _ in range(100)]
+    assert len({one.ptr for one in kept}) == 100
+    del kept
+    pool.close()
 
 
 def test_the_block_of_an_array_cannot_be_given_back_by_hand(driver: Any) -> None:

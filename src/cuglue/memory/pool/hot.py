@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 from ...core import process
-from ..cupy_plug import wrong_current_device
+from ..cupy_plug import no_copy, wrong_current_device
 
 
 def make_malloc(pool: Any, types: Any) -> Callable[[int], Any]:
@@ -49,6 +49,7 @@ def make_malloc(pool: Any, types: Any) -> Callable[[int], Any]:
         """Memory of CuPy arrays. Made by one call, which takes less than setting the fields one by one."""
 
         __slots__ = ("__weakref__",)
+        __reduce_ex__ = no_copy
 
         @property
         def span(self) -> Any:
