@@ -154,7 +154,9 @@ class Buffer:
         sides, item = extents(shape), element(dtype)
         if strides is None and sides:
             return CopyDescriptor.contiguous(self, sides, item)
-        return CopyDescriptor(self, sides, integers("strides", strides or ()), item.itemsize, item)
+        return CopyDescriptor(
+            self, sides, integers("strides", () if strides is None else strides), item.itemsize, item
+        )
 
     def array(self, shape: Any = None, dtype: Any = "u1") -> ArrayView:
         """An array over the buffer, without a copy, that array libraries take. Keeps the memory alive.

@@ -59,7 +59,8 @@ class Tensor:
             cuda: a handle of the object that holds the contents; the tensor owns it from now on.
 
         Raises:
-            LayoutError: no image of that shape, rows that overlap, or an object that is too small.
+            LayoutError: no image of that shape, rows that overlap, more than the host has room for, or an object that is
+                too small.
             UnsupportedError: a format without a type.
         """
         self.format = format_of("tensor", format)
@@ -84,7 +85,13 @@ class Tensor:
         else:
             self.shape = (height, width, self.format.channels)
         self.nbytes = self._geometry.nbytes
-        self._memory = np.zeros(self.row_stride * self._geometry.rows, np.uint8)
+        needed = self.row_stride * self._geometry.rows
+        try:
+            self._memory = np.zeros(needed, np.uint8)
+        except (ValueError, MemoryError) as error:
+            raise LayoutError(
+                f"a {self.format} tensor", got=f"{needed} bytes", expected="what the host has room for"
+            ) from error
         self._recorded = 0
         self._host_maps = 0
         self._closed = False
