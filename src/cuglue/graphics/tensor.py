@@ -59,8 +59,8 @@ class Tensor:
             cuda: a handle of the object that holds the contents; the tensor owns it from now on.
 
         Raises:
-            LayoutError: no image of that shape, rows that overlap, more than the host has room for, or an object that is
-                too small.
+            LayoutError: no image of that shape, rows that overlap, more than the host has room for, or an object too
+                small for it.
             UnsupportedError: a format without a type.
         """
         self.format = format_of("tensor", format)
