@@ -26,6 +26,25 @@ def test_what_is_no_handle_is_no_stream(number: Any) -> None:
         as_stream(number, driver=SimDriver())
 
 
+@pytest.mark.parametrize("said", [(1, 5), None, 5, (0,), (0, "x"), (0, 1, 2), "01", (0, 1.5)])
+def test_a_protocol_that_answers_nonsense(said: Any) -> None:
+    class Odd:
+        def __cuda_stream__(self) -> Any:
+            return said
+
+    with pytest.raises(UsageError, match="__cuda_stream__"):
+        as_stream(Odd(), driver=SimDriver())
+
+
+@pytest.mark.parametrize("said", [(0, 0), [0, 0], (np.int32(0), np.int64(0))])
+def test_a_protocol_that_answers_well(said: Any) -> None:
+    class Even:
+        __cuda_stream__ = said
+
+    driver = SimDriver()
+    assert as_stream(Even(), driver=driver) is as_stream(0, driver=driver)
+
+
 def test_a_handle_that_the_driver_does_not_know_is_said_when_work_is_queued_there() -> None:
     """A number is taken at its word until then; the driver's own word for it would be an invalid resource."""
     driver = SimDriver()

@@ -36,10 +36,13 @@ def handle_of(obj: object) -> tuple[int, int | None, object]:
         return number, None, None
     protocol = getattr(obj, "__cuda_stream__", None)
     if protocol is not None:
-        version, ptr = protocol() if callable(protocol) else protocol
-        if version != 0:
-            raise UsageError(f"__cuda_stream__ of {obj!r}", got=f"version {version}", expected="version 0")
-        return int(ptr), None, obj
+        said = protocol() if callable(protocol) else protocol
+        pair = tuple(said) if isinstance(said, tuple | list) else ()
+        handle = whole(pair[1]) if len(pair) == 2 else None
+        if handle is None or pair[0] != 0:
+            got = repr(said) if handle is None else f"version {pair[0]}"
+            raise UsageError(f"__cuda_stream__ of {obj!r}", got=got, expected="version 0: (0, handle)")
+        return handle, None, obj
     raise StreamMisuse(
         "stream", got=repr(obj), expected="None, a CuPy or PyTorch stream, __cuda_stream__ or an int handle"
     )
