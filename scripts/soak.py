@@ -74,6 +74,10 @@ def look(setting: Setting, began: float, done: int) -> Look:
 ROOM = {"rss": 48.0, "device": 16.0, "fds": 0, "objects": 15_000, "waiting": 0, "streams": 0, "held": 2}
 
 
+#: So many looks at least, however short the time.
+LOOKS = 4
+
+
 def growth(looks: Sequence[Look]) -> list[str]:
     """What grew, in words. The first look is from before caches and pools are warm."""
     first, last = looks[min(1, len(looks) - 1)], looks[-1]
@@ -119,9 +123,8 @@ class Soak:
         ]
         for thread in threads:
             thread.start()
-        while time.monotonic() - began < seconds and not self._stop.wait(
-            min(every, max(began + seconds - time.monotonic(), 0.0))
-        ):
+        pause = every
+        while not self._stop.wait(pause):
             try:
                 self._pause.set()
                 self._resting.wait()
@@ -131,6 +134,10 @@ class Soak:
                 self._resting.wait()
             except threading.BrokenBarrierError:
                 break
+            left = began + seconds - time.monotonic()
+            if left <= 0 and len(looks) >= LOOKS:
+                break
+            pause = max(min(every, left), 0.1)
         self._stop.set()
         for thread in threads:
             thread.join()
