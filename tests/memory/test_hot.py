@@ -839,6 +839,25 @@ def test_a_failure_callback_is_asked(driver: Any, stream: Any) -> None:
     del first, second
 
 
+@pytest.mark.parametrize("layer", [lambda below: LoggingResource(below, InMemorySink()), TrackingResource])
+def test_who_asks_before_a_layer_noted_it_sees_the_same_generation(
+    driver: Any, stream: Any, monkeypatch: pytest.MonkeyPatch, layer: Any
+) -> None:
+    """As another thread may, that looks at all blocks while an allocation is on its way up."""
+    source = AsyncCudaResource()
+    middle = StatisticsResource(source)
+    resource = layer(middle)
+    monkeypatch.setattr(middle, "_tell_scopes", lambda *figures: source.live_blocks())
+    with middle.scope():
+        warm(resource)
+        pointer = resource.malloc(64)
+    assert on_the_hot_way(pointer)
+    noted = resource.sink.snapshot() if isinstance(resource, LoggingResource) else resource.live()
+    found = noted[-1].generation if isinstance(resource, LoggingResource) else noted[-1].id.generation
+    assert found == pointer.mem.generation
+    del pointer, noted
+
+
 def test_lines_are_tracked(driver: Any, stream: Any) -> None:
     resource = TrackingResource(StatisticsResource(AsyncCudaResource()))
     warm(resource)

@@ -59,16 +59,18 @@ class Desk:
             gone nothing is allocated here any more.
         fast: the homes, by the id of their owner.
         last: the one allocated on last; of nobody, if there is none.
+        numbered: some layer names memory by its generation, so that it gets one before anybody else can ask about it.
         left: homes where something is pending and nothing is allocated, by their id.
     """
 
-    __slots__ = ("fast", "last", "left", "resource", "source")
+    __slots__ = ("fast", "last", "left", "numbered", "resource", "source")
 
     def __init__(self, source: SourceResource) -> None:
         self.source = source
         self.resource: Callable[[], DeviceMemoryResource | None] = ref(source)
         self.fast: dict[int, Home] = {}
         self.last = _NOWHERE
+        self.numbered = False
         self.left: dict[int, Home] = {}
 
     def homes(self) -> list[Home]:

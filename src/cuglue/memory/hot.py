@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 from ..core import process
+from ..core.block import next_generation
 from ..driver.protocol import CaptureStatus
 from ..errors import CuglueError, DriverError, OutOfMemory
 from ..lifecycle import BlockState
@@ -91,7 +92,7 @@ def driver_way(source: SourceResource, take_back: Callable[[Entry], None]) -> Wa
                 address = driver.malloc_async(nbytes, home.handle, device)
         except refusals as error:
             address = take_again(source, shortcuts, nbytes, home, error)
-        entry = [take_back, address, nbytes, home, None, 0]
+        entry = [take_back, address, nbytes, home, None, next_generation() if desk.numbered else 0]
         if address in blocks or setdefault(address, entry) is not entry:
             raise address_is_live(address)
         return entry

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..core.block import next_generation
 from ..core.stream import Stream
 from ..errors import UsageError
 from .adaptor import Adaptor
@@ -72,6 +71,7 @@ class LoggingResource(Adaptor):
         if way is None:
             return None
         desk, take_below, give_below = way
+        desk.numbered = True
         emit, ordinal = self._emit, self._ordinal
 
         # As _emit, without a call where nothing failed.
@@ -81,9 +81,8 @@ class LoggingResource(Adaptor):
             except BaseException as error:
                 emit(_ALLOCATE, home.stream.id, None, nbytes, UNTAGGED, None, failure_of(error))
                 raise
-            generation = entry[5] = entry[5] or next_generation()
             record = (
-                _ALLOCATE, ordinal, home.stream.id, entry[1], nbytes, UNTAGGED, generation,
+                _ALLOCATE, ordinal, home.stream.id, entry[1], nbytes, UNTAGGED, entry[5],
                 _thread(), next_order(), _now(), None,
             )  # fmt: skip
             try:

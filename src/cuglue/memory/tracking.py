@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from ..core.block import BlockId, next_generation
+from ..core.block import BlockId
 from ..core.device import device_state
 from ..core.stream import Stream
 from ..errors import UsageError, UseAfterFree
@@ -122,11 +122,12 @@ class TrackingResource(Adaptor):
         if way is None:
             return None
         desk, take_below, give_below = way
+        desk.numbered = True
         live, ordinal = self._live, self.device_ordinal
 
         def take(nbytes: int, home: Home, here: Home | None) -> Entry:
             entry = take_below(nbytes, home, here)
-            generation = entry[5] = entry[5] or next_generation()
+            generation = entry[5]
             thread = threading.current_thread().name
             block = BlockId(entry[1], generation, home.stream.id, ordinal)
             live[generation] = LiveAllocation(block, nbytes, UNTAGGED, calling_line(), thread, time.time())
