@@ -153,7 +153,7 @@ class Judge:
         for test in next(iter([tree.collected() for tree in trees])):
             by_file[test.split("::")[0]].append(test)
         files = sorted(by_file.values(), key=len, reverse=True)
-        layers = tuple(f"tests/{layer}/" for layer in {_layer(m) for m in mutants} | {"prove"})
+        layers = tuple(f"tests/{layer}/" for layer in {_layer(m) for m in mutants})
         near = [tests for tests in files if tests[0].startswith(layers)] or files
         return near, [tests for tests in files if tests not in near]
 
