@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,12 @@ import pytest
 from driver_calls import Calls
 from sample_kernels import INCREMENT, SAXPY
 
+import cuglue
 from cuglue import Graph, In, InOut, Kernel, Out, Runtime
 from cuglue.command.perform import Skipped
 from cuglue.command.uses import Uses
-from cuglue.errors import CaptureError, DriverError, LaunchError, UnwrittenError
+from cuglue.driver.sim import SimDriver
+from cuglue.errors import CaptureError, DriverError, LaunchError, UnwrittenError, WrongThreadError
 from cuglue.testing.faults import fail
 
 N = 64
@@ -180,6 +183,40 @@ def test_nothing_is_quiet_where_somebody_else_may_use_the_memory(rt: Runtime) ->
     assert not uses.quiet(there)
     uses.partners = (here, there)
     assert not uses.quiet(here)
+
+
+def test_the_per_thread_default_stream_of_another_thread_is_refused(sim: SimDriver) -> None:
+    """Its handle means that thread's own stream there: the work would be ordered with nothing."""
+    with Runtime() as rt:
+        mine = cuglue.as_stream(2)
+        x = rt.create(np.zeros(N, "i4"), stream=mine)
+        with rt.capture(mine) as capture:
+            rt.launch(TOUCH, 1, N, InOut(x), stream=mine)
+        found: list[str] = []
+
+        def elsewhere() -> None:
+            for use in (
+                lambda: capture.graph.replay(),
+                lambda: capture.graph.replay(mine),
+                lambda: rt.launch(TOUCH, 1, N, InOut(x), stream=mine),
+                lambda: rt.command(stream=mine),
+                lambda: rt.read(x, stream=mine),
+                lambda: rt.capture(mine),
+                lambda: rt.profile(mine),
+            ):
+                try:
+                    use()
+                except WrongThreadError as error:
+                    found.append(str(error))
+
+        other = threading.Thread(target=elsewhere)
+        other.start()
+        other.join()
+        assert len(found) == 7
+        assert all("of another thread" in text for text in found)
+        with capture.graph as graph:
+            graph.replay()
+            assert set(rt.read(x, dtype="i4", stream=mine).result().tolist()) == {1}
 
 
 TOUCH = Kernel(

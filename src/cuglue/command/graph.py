@@ -12,7 +12,7 @@ from ..driver.protocol import Access
 from ..errors import ClosedError
 from ..lifecycle import Owned
 from .lane import Lane
-from .lanes import Lanes
+from .lanes import Lanes, check_thread
 from .perform import Skipped, perform, refused
 from .uses import Uses
 from .window import Primed, Window
@@ -31,7 +31,7 @@ class Graph(Owned):
         self._lane = lane
         self._home = lane.stream
         self._executable = executable
-        alone = all(partner is self._home for partner in window.uses.partners)
+        alone = self._home.thread is None and all(partner is self._home for partner in window.uses.partners)
         self._direct = executable if alone else 0  # partners are waited for each time
         self._window = window
         self._uses: Uses = window.uses
@@ -59,6 +59,7 @@ class Graph(Owned):
 
         Raises:
             ClosedError: the graph was closed.
+            WrongThreadError: the per-thread default stream of another thread.
             DriverError: refused; what it writes counts as never written.
         """
         home = self._home
@@ -93,6 +94,7 @@ class Graph(Owned):
         if not self._executable:
             raise ClosedError(repr(self), got="a replay", expected="an open graph")
         lane = self._lane if stream is None else self._lanes.lane(stream)
+        check_thread(lane.stream)
         if lane.window is not None:
             lane.stream.refuse_capture("replay a graph")
         launch, handle = lane.stream.driver.graph_launch, lane.stream.handle

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from ..arguments import whole_of
 from ..core.device import DeviceState
 from ..core.stream import Stream, as_stream
-from ..errors import DevicePoisoned, SeveralErrors, UsageError
+from ..errors import DevicePoisoned, SeveralErrors, UsageError, WrongThreadError
 from ..memory.resource import DeviceMemoryResource
 from .hostmem import HostPool
 from .lane import Lane
@@ -82,13 +82,17 @@ class Lanes:
 
         Raises:
             StreamMisuse: no stream, or one of another device.
+            WrongThreadError: the per-thread default stream of another thread.
         """
         record = self._place.current() if stream is None else self._record(stream)
         found = self._lanes.get(record.id)
         return found if found is not None else self._add(record)
 
     def _record(self, stream: object) -> Stream:
-        return as_stream(stream, device=self._place.device, driver=self._place.driver)
+        record = as_stream(stream, device=self._place.device, driver=self._place.driver)
+        if record.thread is not None:
+            check_thread(record)
+        return record
 
     def _add(self, stream: Stream) -> Lane:
         with self._lock:
@@ -153,6 +157,21 @@ class Lanes:
         self._own.clear()
         unless_lost(lambda: self._state.retire.drain(block=True))
         unless_lost(self.host.close)
+
+
+def check_thread(stream: Stream) -> None:
+    """Refuse the per-thread default stream of another thread: its handle means another stream here.
+
+    Raises:
+        WrongThreadError: it is one.
+    """
+    if stream.thread is not None and not stream.nameable():
+        raise WrongThreadError(
+            repr(stream),
+            got="the per-thread default stream of another thread",
+            expected="a stream that means the same on every thread",
+            hint="Use runtime.stream(n)",
+        )
 
 
 def unless_lost(action: Callable[[], object]) -> None:
