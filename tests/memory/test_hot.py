@@ -969,6 +969,8 @@ def test_threads(driver: Any) -> None:
                     held.append(top.malloc(512 + turn))
                     if turn % 5 == 0:
                         assert held[-1].mem.state is BlockState.LIVE
+                    if turn % 40 == 0:
+                        bottom(top).live_blocks()
                     if turn % 50 == 0:
                         top.reap_pending(block=turn % 100 == 0)
                     if len(held) > 8:
