@@ -287,3 +287,18 @@ def test_what_finalisers_left_is_done_first(driver: Driver, subjects: Subjects) 
     device_state(driver, 0).retire.forget(lambda: done.append(1))
     with cuglue.map_all(handles(subjects)):
         assert done == [1]
+
+
+def test_leaving_waits_once_for_a_stream_whatever_it_used(driver: Any, subjects: Subjects) -> None:
+    """The array library's current stream is another one, and may have used each of them as well."""
+    with new_stream(subjects[0]) as stream, new_stream(subjects[0]) as consumer:
+        maps = cuglue.map_all(handles(subjects[:3]), stream.owner, mutable=True)
+        for m in maps:
+            m.order_consumer(consumer)
+            driver.fill_async(m.device_ptr, 9, m.size, consumer.handle)
+            m.note_consumer(consumer)
+        with trace(only={"event_record", "stream_wait_event"}) as calls:
+            maps.release()
+        assert [c.method for c in calls] == ["event_record", "stream_wait_event"] * 2  # current, consumer
+        for subject in subjects[:3]:
+            assert (subject.get() == 9).all()

@@ -153,15 +153,18 @@ class Life:
             if not m.released:
                 self._drop(m)
 
-    def leave_here(self, m: CudaMap, stream: Stream, current: Stream, publish: bool) -> None:
-        """:meth:`leave`, on the right thread already."""
+    def leave_here(
+        self, m: CudaMap, stream: Stream, current: Stream, publish: bool, *, noted: bool = False
+    ) -> None:
+        """:meth:`leave`, on the right thread already; ``noted``: the map's users are noted on its memory."""
         backing, share = self.backing, m.share
         with self._lock, self._ordering:
             if m.released:
                 return
             stream.refuse_capture("leave a map")
-            with backing.state.ordering:
-                m.note_uses(stream, current)
+            if not noted:
+                with backing.state.ordering:
+                    m.note_uses(stream, current)
             if publish and m.writable and not m.published and self._opaque is not None:
                 try:
                     self._opaque.publish(share, stream)

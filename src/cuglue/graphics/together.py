@@ -125,9 +125,17 @@ class _Group:
     def _leave_here(
         self, maps: list[CudaMap], stream: Stream, current: Stream, errors: list[BaseException]
     ) -> None:
+        noted = []  # all first: then one wait for a stream covers what it may have done to each of them
         for m in maps:
             try:
-                m._life.leave_here(m, stream, current, True)
+                with stream.state.ordering:
+                    m.note_uses(stream, current)
+                noted.append(m)
+            except CuglueError as error:
+                errors.append(error)
+        for m in noted:
+            try:
+                m._life.leave_here(m, stream, current, True, noted=True)
             except CuglueError as error:
                 errors.append(error)
         if self._held:
