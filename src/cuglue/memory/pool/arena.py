@@ -20,7 +20,7 @@ LARGE = 8 << 20  # from here on a page is kept for requests of nearly its size
 EXACT = 4 << 10  # up to here every multiple of the alignment is a class
 # Above, so many classes lie between a power of two and the next, and the bins of so many larger ones serve it too.
 CLASSES_SMALL, CLASSES_MIDDLE, CLASSES_LARGE = 8, 16, 64
-NEAR_SMALL, NEAR_MIDDLE, NEAR_LARGE = 2, 5, 2
+NEAR_SMALL, NEAR_MIDDLE, NEAR_LARGE = 2, 8, 2
 CLOSE = 5 / 4  # a large request is given a span at most so many times its size, while there is more memory
 SPARE_MIDDLE, SPARE_LARGE = 16, 64  # a rest smaller than such a part of the request is not cut off
 SHARE = (
