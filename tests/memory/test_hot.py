@@ -937,6 +937,22 @@ def test_an_interrupted_sink_loses_no_memory(driver: Any, stream: Any, refused: 
         assert counting.statistics().current_bytes == 0  # type: ignore[attr-defined]
 
 
+def test_a_drain_that_a_sink_interrupts_frees_nothing_twice(driver: Any, stream: Any) -> None:
+    sink = Sink()
+    resource = StatisticsResource(LoggingResource(AsyncCudaResource(), sink))
+    warm(resource)
+    pointer = resource.malloc(100)
+    sink.on = Action.DEALLOCATE
+    with testing.trace(only={"free_async"}) as calls:
+        del pointer
+        with pytest.raises(Interrupted):
+            drain(resource)
+        drain(resource)
+        bottom(resource)._state.retire.drain()
+    assert len(calls) == 1
+    assert resource.statistics().current_bytes == 0
+
+
 def test_a_subclass_that_changes_more_goes_the_long_way(driver: Any, stream: Any) -> None:
     class Mine(StatisticsResource):
         seen = 0
