@@ -180,7 +180,7 @@ def _claim_and_give(way: Way, entry: Entry) -> None:
 
 def give_claimed(way: Way, entry: Entry) -> None:
     """Give back what was claimed; if that fails it is live."""
-    if not entry[ADDRESS]:
+    if not entry[1]:
         return  # it is free, and only what came after that was interrupted
     try:
         way.give(entry, None)
