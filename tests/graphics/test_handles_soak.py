@@ -1,7 +1,8 @@
 """Maps and registrations by the ten thousand: afterwards the process and the device hold what they held before.
 
-On a GPU 100,000 maps and 2,000 registrations, which takes a minute (an object changes hands in 0.3 ms on the device)
-and wants the device for itself; on the simulated one some hundreds of each.
+On a GPU ``CUGLUE_SOAK=100000`` makes 100,000 maps and 2,000 registrations, which take a minute or two (an object
+changes hands in 0.3 ms on the device); it says that the device is there for this process alone, whose memory is
+compared then.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from cuglue.graphics.glcontext import GlContext
 pytestmark = pytest.mark.gl
 
 MIB = 1 << 20
-#: On a GPU. A machine that is slow, or shared, may say less.
-CYCLES = int(os.environ.get("CUGLUE_SOAK", "100000"))
+ALONE = "CUGLUE_SOAK" in os.environ
+CYCLES = int(os.environ.get("CUGLUE_SOAK", "5000"))
 
 
 class Holdings:
@@ -60,7 +61,7 @@ class Holdings:
         assert after.fds == self.fds
         assert after.handles == self.handles
         assert (after.waiting, after.streams) == (self.waiting, self.streams)
-        assert after.device - self.device < 2 * MIB
+        assert not ALONE or after.device - self.device < 2 * MIB
         assert after.host - self.host < 16 * MIB
         assert after.objects - self.objects < max(500, cycles // 100)
 
@@ -156,10 +157,10 @@ def test_row_69_registrations_leave_nothing_behind(driver: Driver, context: GlCo
 
 
 @pytest.mark.gpu
-def test_100_000_maps_leave_nothing_behind(driver: Driver, context: GlContext, streams: list[Any]) -> None:
+def test_maps_on_a_gpu_leave_nothing_behind(driver: Driver, context: GlContext, streams: list[Any]) -> None:
     maps(driver, streams, CYCLES)
 
 
 @pytest.mark.gpu
-def test_row_69_2_000_registrations_leave_nothing_behind(driver: Driver, context: GlContext) -> None:
-    registrations(driver, 2000)
+def test_row_69_registrations_on_a_gpu_leave_nothing_behind(driver: Driver, context: GlContext) -> None:
+    registrations(driver, CYCLES // 50)

@@ -5,6 +5,7 @@ Owns the :class:`Subject` protocol and small helpers. Must not know what is test
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
@@ -64,16 +65,15 @@ def raised(kind: type[BaseException], call: Callable[[], object]) -> BaseExcepti
 
 
 def holdings(driver: Driver, device: int) -> dict[str, int]:
-    """What the driver holds for the process: its own inventory where it keeps one, else memory in use, in MiB.
+    """What the driver holds for the process: its own inventory where it keeps one, else the handles it has not ended.
 
-    Events are left out: a few spare ones are kept.
+    Events are left out: a few spare ones are kept. What others hold on the device is not seen.
     """
     inventory = getattr(driver, "inventory", None)
     if inventory is not None:
         return {kind: n for kind, n in inventory().items() if kind != "events"}
     driver.device_synchronize(device)
-    memory = driver.memory_info(device)
-    return {"MiB": (memory.total - memory.free) >> 20}
+    return dict(Counter(kind for kind, _ in vars(driver)["_owners"]))
 
 
 class new_stream:
