@@ -120,5 +120,6 @@ def _close_all() -> None:
     for worker in list(_live):
         try:
             worker.close()
-        except CuglueError:  # it is still inside OpenGL, and ends with the process: nothing for anybody's stderr
+        except CuglueError:
+            # It is still inside OpenGL and ends with the process: nothing for anybody's stderr.
             log.info("a GL worker did not end at exit", exc_info=True)
