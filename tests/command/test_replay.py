@@ -15,7 +15,14 @@ from cuglue import Graph, In, InOut, Kernel, Out, Runtime
 from cuglue.command.perform import Skipped
 from cuglue.command.uses import Uses
 from cuglue.driver.sim import SimDriver
-from cuglue.errors import CaptureError, DriverError, LaunchError, UnwrittenError, WrongThreadError
+from cuglue.errors import (
+    CaptureError,
+    ClosedError,
+    DriverError,
+    LaunchError,
+    UnwrittenError,
+    WrongThreadError,
+)
 from cuglue.testing.faults import fail
 
 N = 64
@@ -217,6 +224,34 @@ def test_the_per_thread_default_stream_of_another_thread_is_refused(sim: SimDriv
         with capture.graph as graph:
             graph.replay()
             assert set(rt.read(x, dtype="i4", stream=mine).result().tolist()) == {1}
+
+
+def test_a_graph_is_closed_while_other_threads_replay_it(rt: Runtime) -> None:
+    home = rt.stream(0)
+    for _ in range(5):
+        x = rt.create(np.zeros(N, "i4"), stream=home)
+        with rt.capture(home) as capture:
+            rt.launch(TOUCH, 1, N, InOut(x), stream=home)
+        graph, done, begun = capture.graph, [], threading.Barrier(4)
+
+        def replay(graph: Graph, done: list[int], begun: threading.Barrier) -> None:
+            begun.wait()
+            try:
+                for _ in range(1000):
+                    graph.replay()
+                    done.append(1)
+            except ClosedError:
+                pass
+
+        threads = [threading.Thread(target=replay, args=(graph, done, begun)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        begun.wait()
+        graph.close()
+        for thread in threads:
+            thread.join()
+        assert set(rt.read(x, dtype="i4", stream=home).result().tolist()) == {len(done)}
+        x.close()
 
 
 TOUCH = Kernel(

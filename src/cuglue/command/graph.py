@@ -63,12 +63,15 @@ class Graph(Owned):
             DriverError: refused; what it writes counts as never written.
         """
         home = self._home
-        if stream is not None or not self._direct or self._lane.window is not None:
+        if stream is not None or self._lane.window is not None:
             return self._replay(stream)
         # Where nobody came between, all memory was used here last and is as it should be: there is nothing to wait for
         # and no question open, so that a launch and its stamps are all. These lines are half the cost of a replay.
         self._lock()
         try:
+            executable = self._direct
+            if not executable:
+                return self._replay(stream)
             for block in self._read:
                 if block.write_stream is not home or block.taint is not None:
                     return self._replay(stream)
@@ -76,7 +79,7 @@ class Graph(Owned):
                 if block.write_stream is not home or block.reads or block.taint is not None:
                     return self._replay(stream)
             try:
-                home.driver.graph_launch(self._direct, home.handle)
+                home.driver.graph_launch(executable, home.handle)
             except BaseException as error:
                 refused(self._lane, self._uses, error, "graph")
                 raise
@@ -91,27 +94,30 @@ class Graph(Owned):
 
     def _replay(self, stream: object) -> Skipped | None:
         """Replay as every other operation is performed."""
-        if not self._executable:
-            raise ClosedError(repr(self), got="a replay", expected="an open graph")
         lane = self._lane if stream is None else self._lanes.lane(stream)
         check_thread(lane.stream)
-        if lane.window is not None:
-            lane.stream.refuse_capture("replay a graph")
-        launch, handle = lane.stream.driver.graph_launch, lane.stream.handle
-        skipped = perform(lane, self._uses, "graph", launch, self._executable, handle, inputs=self._inputs)
-        self._runs[lane.stream] = lane.stream.seq
+        with self._home.state.ordering:  # nobody closes the graph meanwhile
+            if not self._executable:
+                raise ClosedError(repr(self), got="a replay", expected="an open graph")
+            if lane.window is not None:
+                lane.stream.refuse_capture("replay a graph")
+            launch, handle = lane.stream.driver.graph_launch, lane.stream.handle
+            skipped = perform(
+                lane, self._uses, "graph", launch, self._executable, handle, inputs=self._inputs
+            )
+            self._runs[lane.stream] = lane.stream.seq
         return skipped
 
     def _close(self) -> None:
         """Give the graph back once its replays are done; the memory goes with it."""
         state = self._home.state
-        executable, self._executable = self._executable, 0
-        self._direct = 0
-        if executable:  # else the queue has it already, and only draining that failed
-            state.retire.push(self._last_runs(), _Destroy(state.driver, executable, self._window))
-            self._window = Window(self._home, Primed(self._lane.release))
-            self._uses, self._inputs = Uses(), ()
-            self._read = self._written = ()
+        with state.ordering:  # a replay on another thread is over, or does not begin
+            executable, self._executable, self._direct = self._executable, 0, 0
+            if executable:  # else the queue has it already, and only draining that failed
+                state.retire.push(self._last_runs(), _Destroy(state.driver, executable, self._window))
+                self._window = Window(self._home, Primed(self._lane.release))
+                self._uses, self._inputs = Uses(), ()
+                self._read = self._written = ()
         state.retire.drain()
 
     def _last_runs(self) -> list[tuple[Stream, int]]:

@@ -24,10 +24,16 @@ _log = logging.getLogger(__name__)
 class Failures:
     """How many calls raised. One for each runtime."""
 
-    __slots__ = ("count",)
+    __slots__ = ("_lock", "count")
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self.count = 0
+
+    def add(self) -> None:
+        """One more."""
+        with self._lock:
+            self.count += 1
 
 
 class Progress:
@@ -64,8 +70,7 @@ class Progress:
         try:
             self._report(done, self.total)
         except Exception:  # noqa: BLE001 - somebody else's function
-            with self._lock:
-                self._failures.count += 1
+            self._failures.add()
             _log.exception("progress callback %r failed", self._report)
 
     def reach_after(self, event: Event, done: int) -> None:
