@@ -143,7 +143,9 @@ class Server:
         for path, old, new in request["patches"]:
             self._patch(path, old, new)
         gc.freeze()
-        gc.unfreeze = lambda: None  # the fault sweep calls it: every collection would go through all tests there are
+        gc.unfreeze = lambda: (
+            None
+        )  # the fault sweep calls it: every collection would go through all tests there are
         chosen = [(items[name], seconds) for name, seconds in request["tests"]]
         outcome = _Outcome()
         chosen[0][0].config.pluginmanager.register(outcome)
