@@ -172,3 +172,11 @@ def test_a_use_that_goes_on_is_not_cut_short_by_one_that_ended(sim: SimDriver, s
     newest = home.submit()
     block.finish(home, Access.READ, newest)
     assert block.reads == {reader: OPEN, home: newest}
+
+
+def test_the_uses_of_a_block_are_its_last_write_and_each_newest_read(sim: SimDriver, streams: Any) -> None:
+    home, reader = streams(2)
+    block = Block(4096, 64, home)
+    block.finish(home, Access.WRITE)
+    block.finish(reader, Access.READ)
+    assert [stream for stream, _ in block.uses()] == [home, reader]
