@@ -180,3 +180,14 @@ def test_the_uses_of_a_block_are_its_last_write_and_each_newest_read(sim: SimDri
     block.finish(home, Access.WRITE)
     block.finish(reader, Access.READ)
     assert [stream for stream, _ in block.uses()] == [home, reader]
+
+
+def test_an_event_of_a_stream_whose_owner_was_finalised_goes_when_it_is_done(
+    sim: SimDriver, streams: Any
+) -> None:
+    stream, other = streams(2)
+    stream.state.owners.pop(stream.id, None)  # as its finaliser does
+    other.wait_for(stream, stream.submit())
+    assert len(stream._events) == 1
+    stream.state.retire.drain(block=True)
+    assert len(stream._events) == 0
