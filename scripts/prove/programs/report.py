@@ -115,15 +115,14 @@ def _work(task: tuple[range, bool]) -> Tally:
     return some(*task)
 
 
-def many(count: int, jobs: int, first: int = 0, *, real: bool = True, seconds: float = 0.0) -> Tally:
+def many(count: int, jobs: int, first: int = 0, *, real: bool = True) -> Tally:
     """Run the programs of ``count`` seeds from ``first`` on.
 
     Args:
-        count: programs; with ``seconds``, at most.
+        count: programs.
         jobs: processes.
         first: the first seed.
         real: some of them with OpenGL.
-        seconds: stop handing out work after so long; 0: never.
     """
     os.environ.setdefault("PYOPENGL_PLATFORM", "egl")
     began = told = time.monotonic()
@@ -142,8 +141,6 @@ def many(count: int, jobs: int, first: int = 0, *, real: bool = True, seconds: f
 
     def tasks() -> Iterator[tuple[range, bool]]:
         for start in range(first, first + count, CHUNK):
-            if seconds and time.monotonic() - began > seconds:
-                return
             yield range(start, min(start + CHUNK, first + count)), real
 
     if jobs == 1:
@@ -161,9 +158,9 @@ def many(count: int, jobs: int, first: int = 0, *, real: bool = True, seconds: f
     return tally
 
 
-def main(count: int, jobs: int, *, seconds: float = 0.0, first: int = 0) -> int:
+def main(count: int, jobs: int, *, first: int = 0) -> int:
     """Run programs and print what came of them; 1 if any failed."""
-    tally = many(count, jobs, first, seconds=seconds)
+    tally = many(count, jobs, first)
     print(tally.text(), flush=True)
     kinds = Counter(kind for _, kind in tally.failures)
     for kind, number in kinds.most_common(_MOST_FAILURES):
