@@ -14,11 +14,13 @@ from cuglue import (
     Access,
     AsyncCudaResource,
     BlockState,
+    DebugGuardResource,
     DirectCudaResource,
     GlobalDeviceBudget,
     LaunchRecorder,
     ManagedResource,
     PinnedHostResource,
+    PoolResource,
     testing,
 )
 from cuglue.driver.protocol import CaptureMode, CaptureStatus
@@ -222,3 +224,85 @@ def test_uses_are_refused_before_anything_is_touched(sim: Any) -> None:
     assert block.reads is None
     resource.deallocate(block)
     resource.reap_pending()
+
+
+GUARDED: dict[str, Any] = {
+    "async": AsyncCudaResource,
+    "direct": DirectCudaResource,
+    "sync": lambda: DirectCudaResource(mode="sync"),
+    "managed": ManagedResource,
+    "pinned": PinnedHostResource,
+    "pool": lambda: PoolResource(AsyncCudaResource()),
+    "guard": lambda: DebugGuardResource(AsyncCudaResource()),
+}
+
+
+@pytest.fixture(params=GUARDED)
+def guard(request: pytest.FixtureRequest, sim: Any) -> Iterator[DebugGuardResource]:
+    made = DebugGuardResource(GUARDED[request.param]())
+    yield made
+    cuglue.as_stream(None).state.retire.drain()
+    made.reap_pending()
+    assert made.reports == []
+    assert made.bytes_outstanding == 0
+    made.close()
+
+
+@contextmanager
+def capture_of_nothing(sim: Any, stream: Any) -> Iterator[None]:
+    """As :func:`capture`, and no call of a driver that would be recorded."""
+    with capture(sim, stream), testing.trace(only={"fill_async", "copy_async"}) as calls:
+        yield
+    assert calls == []
+
+
+@pytest.mark.parametrize("poison", [True, False])
+def test_a_guard_looks_and_poisons_in_no_graph(sim: Any, guard: DebugGuardResource, poison: bool) -> None:
+    guard._poison = poison
+    stream = sim.Stream()
+    block = guard.allocate(64, stream)
+    with sim.current_stream(stream):
+        pointer = guard.malloc(64)
+    with capture_of_nothing(sim, stream):
+        with pytest.raises(CaptureError, match="captures a graph"):
+            guard.deallocate(block)
+        assert block.state is BlockState.LIVE
+        del pointer
+        block.alloc_stream.state.retire.run_forgotten()
+        assert len(guard.live_blocks()) == 2
+        guard.check()
+        with pytest.raises(CaptureError):
+            guard.allocate(64, stream)
+        with sim.current_stream(stream), pytest.raises(CaptureError):
+            guard.malloc(64)
+        assert len(guard.live_blocks()) == 2
+    guard.deallocate(block)
+
+
+def test_a_guard_looks_at_nothing_that_a_graph_uses(sim: Any) -> None:
+    guard = DebugGuardResource(AsyncCudaResource())
+    home, user = sim.Stream(), sim.Stream()
+    block = guard.allocate(64, home)
+    guard.record_block_use(block, user)
+    with capture_of_nothing(sim, user):
+        guard.check()
+        with pytest.raises(CaptureError):
+            guard.deallocate(block)
+        assert block.state is BlockState.LIVE
+    guard.check()
+    guard.deallocate(block)
+    guard.close()
+
+
+def test_a_guard_takes_no_memory_of_a_graph(sim: Any) -> None:
+    """Its canaries would be written by each replay, and looked at before the first one."""
+    pool = PoolResource(AsyncCudaResource())
+    guard = DebugGuardResource(pool)
+    stream = sim.Stream()
+    with pool.graph_memory(stream) as memory:
+        guard.deallocate(guard.allocate(64, stream))
+        guard.flush()
+        with capture_of_nothing(sim, stream), pytest.raises(CaptureError):
+            guard.allocate(64, stream)
+    memory.close()
+    guard.close()

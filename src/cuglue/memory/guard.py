@@ -87,6 +87,7 @@ class DebugGuardResource(Adaptor):
         self._tidy()
         if not 0 < nbytes <= LARGEST - 2 * _MOST_EXTRA:
             return self._take(nbytes, stream, tag, kind)  # upstream says what is wrong with that
+        stream.refuse_capture("guarded memory, whose canaries would be written by the graph")
         alignment = stream.state.capabilities.alignment
         front = -(-self._canary // alignment) * alignment
         try:
@@ -118,8 +119,7 @@ class DebugGuardResource(Adaptor):
         inner = self._inner[block.generation]
         guarded = _Guarded(block, inner)
         try:
-            stream = self._joined(guarded)
-            found = None if stream.capturing else self._look_beside(guarded, stream)
+            found = self._look_beside(guarded, stream := self._joined(guarded))
             if self._poison:
                 self._fill(block.ptr, FREED, block.size, stream)
             inner.finish(stream, Access.WRITE)
@@ -145,11 +145,12 @@ class DebugGuardResource(Adaptor):
         )
 
     def _joined(self, guarded: _Guarded) -> Stream:
-        """A stream that comes after all uses of the block."""
+        """A stream that comes after all uses of the block, and does not capture: looks and poison are for no graph."""
         stream: Stream = guarded.outer.stream
         if not stream.nameable():
             stream = refuge(stream.state)
             stream.join_context()
+        stream.refuse_capture("look at guarded memory, or poison it")
         with stream.state.ordering:
             guarded.outer.join_uses(stream)
             guarded.inner.join_uses(stream)
@@ -251,7 +252,7 @@ class DebugGuardResource(Adaptor):
 
     # --- looking ------------------------------------------------------------------------------------------------
     def check(self) -> None:
-        """Look at every canary and at everything held back. Blocks the host.
+        """Look at every canary and at everything held back, but for memory of streams that capture. Blocks the host.
 
         Raises:
             OutOfBounds, UseAfterFree: the first misuse found; all of them are in :attr:`reports`.
@@ -259,9 +260,10 @@ class DebugGuardResource(Adaptor):
         found: list[Misuse | None] = []
         for outer in list(self._table):
             inner = self._inner.get(outer.generation)
-            if inner is not None:
-                guarded = _Guarded(outer, inner)
-                found.append(self._look_beside(guarded, self._joined(guarded)))
+            if inner is None or any(s.capturing for s in (outer.stream, *(s for s, _ in outer.uses()))):
+                continue
+            guarded = _Guarded(outer, inner)
+            found.append(self._look_beside(guarded, self._joined(guarded)))
         found += [self._look_inside(guarded) for guarded in self._quarantine]
         misuses = [misuse for misuse in found if misuse is not None]
         self.reports += misuses
