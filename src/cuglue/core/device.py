@@ -5,6 +5,7 @@ Owns the lookup from a driver and an ordinal to these three. Must not know what 
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections import deque
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
     from .stream import Stream
 
 _lock = threading.RLock()
+
+
+def _forked() -> None:
+    """In a forked child: nobody has the lock, which another thread may have held at the fork."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class DeviceState:

@@ -20,6 +20,15 @@ from .protocol import Driver
 _lock = threading.RLock()
 _current: Driver | None = None
 
+
+def _forked() -> None:
+    """In a forked child: nobody has the lock, which another thread may have held at the fork."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forked)
+
 #: Where the driver library may be, in the order tried; under WSL it lies outside the loader's path.
 _SONAMES = (
     ("nvcuda.dll",)

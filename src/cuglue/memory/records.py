@@ -8,13 +8,16 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import os
 import threading
 from enum import Enum
 from io import TextIOWrapper
 from os import PathLike
 from types import TracebackType
 from typing import IO, Any, NamedTuple, Protocol, Self, TextIO, cast
+from weakref import WeakSet
 
+from ..core import process
 from ..errors import (
     CuglueError,
     DriverError,
@@ -151,7 +154,7 @@ class InMemorySink:
 
 
 class _FileSink:
-    """A sink that writes to a text file; usable in ``with``."""
+    """A sink that writes to a text file; usable in ``with``. A forked child has no part in it, nor in its lock."""
 
     def __init__(self, target: str | PathLike[str] | TextIO) -> None:
         """Open the file, or write to an open one, which stays open.
@@ -172,7 +175,10 @@ class _FileSink:
         )
         self._lock = threading.RLock()
         self._closed = False
+        self._life = process.life
         self._begin()
+        if self._own:
+            _files.add(self)
 
     def _begin(self) -> None:
         """Write what comes before the records."""
@@ -184,17 +190,27 @@ class _FileSink:
         """Write what comes after the records."""
 
     def emit(self, record: AllocationRecord) -> None:
-        """Inherited."""
+        """Inherited.
+
+        Raises:
+            UsageError: in a forked child: the file is the parent's.
+        """
+        if self._life is not process.life:
+            raise process.forked_child(self)
         with self._lock:
             self._write(record)
 
     def flush(self) -> None:
-        """Hand everything to the operating system."""
+        """Hand everything to the operating system. In a forked child: nothing."""
+        if self._life is not process.life:
+            return
         with self._lock:
             self._file.flush()
 
     def close(self) -> None:
-        """Complete the file. Closing again does nothing."""
+        """Complete the file. Closing again does nothing, nor does closing in a forked child."""
+        if self._life is not process.life:
+            return
         with self._lock:
             if self._closed:
                 return
@@ -211,6 +227,22 @@ class _FileSink:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         leave(self.close, error, "closing", self)
+
+
+_files: WeakSet[_FileSink] = WeakSet()  # that sinks opened
+
+
+def _leave_files() -> None:
+    """In a forked child: what the parent has not written yet would be written a second time when the child ends."""
+    files = [sink._file for sink in _files if not sink._file.closed]
+    if files:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for file in files:
+            os.dup2(nowhere, file.fileno(), inheritable=False)
+        os.close(nowhere)
+
+
+os.register_at_fork(after_in_child=_leave_files)
 
 
 class CsvSink(_FileSink):

@@ -9,6 +9,7 @@ it wants, so that a CuPy array costs one object however many layers there are. :
 
 from __future__ import annotations
 
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -42,6 +43,15 @@ Deallocate = Callable[[Any], None]
 
 _lock = threading.RLock()
 _living: WeakSet[LayeredResource] = WeakSet()
+
+
+def _forked() -> None:
+    """In a forked child: nobody has the lock, which another thread may have held at the fork."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class BudgetSnapshot(NamedTuple):

@@ -41,9 +41,9 @@ def driver_call(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[
 
     @functools.wraps(method)
     def call(self: C, *args: P.args, **kwargs: P.kwargs) -> R:
-        if (
-            os.getpid() != self._pid and name not in _HOST_ONLY
-        ):  # before the lock, which another thread may have held at the fork
+        if os.getpid() != self._pid:  # no lock: another thread may have held it at the fork
+            if name in _HOST_ONLY:
+                return method(self, *args, **kwargs)
             raise codes.refused(
                 codes.INITIALIZATION_ERROR,
                 name,
