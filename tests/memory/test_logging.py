@@ -352,3 +352,26 @@ def test_report_M42_a_sink_may_allocate(driver: Any) -> None:
     assert not any(thread.is_alive() for thread in threads)
     assert resource.dropped_records == 0
     assert isinstance(Failure("a", "b"), tuple)
+
+
+def test_what_a_sink_does_with_the_resource_it_logs_is_done_and_dropped(driver: Any) -> None:
+    seen: list[AllocationRecord] = []
+
+    class Counting:
+        """As a sink that keeps its counters on the device."""
+
+        def emit(self, record: AllocationRecord) -> None:
+            seen.append(record)
+            resource.deallocate(resource.allocate(16))
+            resource.malloc(16)
+            resource.reap_pending()
+
+    resource = LoggingResource(AsyncCudaResource(), Counting())
+    for action in lambda: resource.deallocate(resource.allocate(64)), lambda: resource.malloc(64):
+        action()
+    assert [record.action for record in seen] == [Action.ALLOCATE, Action.DEALLOCATE, Action.ALLOCATE]
+    assert resource.dropped_records >= 3 * 4
+    resource.sink = sink = InMemorySink()
+    resource.reap_pending()
+    assert [record.action for record in sink.snapshot()] == [Action.DEALLOCATE, Action.REAP_PENDING]
+    assert resource.bytes_outstanding == 0

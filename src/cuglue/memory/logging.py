@@ -28,7 +28,8 @@ _ALLOCATE, _DEALLOCATE, _REAP = Action.ALLOCATE, Action.DEALLOCATE, Action.REAP_
 class LoggingResource(Adaptor):
     """Emits one record per ``allocate``, ``deallocate`` and ``reap_pending``, after it, successful or not.
 
-    A sink that raises is counted in :attr:`dropped_records`; the resource goes on.
+    A sink that raises is counted in :attr:`dropped_records`; the resource goes on. What a sink does itself with this
+    resource is done, and dropped from the log: its record would lead to the next one, without an end.
     """
 
     def __init__(self, upstream: DeviceMemoryResource, sink: Sink) -> None:
@@ -38,10 +39,11 @@ class LoggingResource(Adaptor):
         self.sink = sink
         self._ordinal = upstream.device_ordinal
         self._dropped = 0
+        self._emitting: set[int] = set()  # threads that are inside the sink
 
     @property
     def dropped_records(self) -> int:
-        """Records that the sink refused."""
+        """Records that the sink refused, or caused."""
         return self._dropped
 
     def _allocate(self, nbytes: int, stream: Stream, tag: str, kind: Any) -> Any:
@@ -72,7 +74,7 @@ class LoggingResource(Adaptor):
             return None
         desk, take_below, give_below = way
         desk.numbered = True
-        emit, ordinal = self._emit, self._ordinal
+        emit, ordinal, emitting = self._emit, self._ordinal, self._emitting
 
         # As _emit, without a call where nothing failed.
         def take(nbytes: int, home: Home, here: Home | None) -> Entry:
@@ -81,17 +83,24 @@ class LoggingResource(Adaptor):
             except BaseException as error:
                 emit(_ALLOCATE, home.stream.id, None, nbytes, UNTAGGED, None, failure_of(error))
                 raise
+            me = _thread()
+            if me in emitting:
+                self._dropped += 1
+                return entry
             record = (
                 _ALLOCATE, ordinal, home.stream.id, entry[1], nbytes, UNTAGGED, entry[5],
-                _thread(), next_order(), _now(), None,
+                me, next_order(), _now(), None,
             )  # fmt: skip
             try:
+                emitting.add(me)
                 self.sink.emit(_new_record(AllocationRecord, record))
             except Exception:  # noqa: BLE001 - whatever a sink does, memory goes on
                 self._dropped += 1
             except BaseException as error:  # the sink was interrupted: nobody gets this memory
                 give_up(way, entry, error)
                 raise
+            finally:
+                emitting.discard(me)
             return entry
 
         def give(entry: Entry, here: Home | None) -> None:
@@ -101,14 +110,21 @@ class LoggingResource(Adaptor):
             except BaseException as error:
                 emit(_DEALLOCATE, home.stream.id, address, nbytes, UNTAGGED, generation, failure_of(error))
                 raise
+            me = _thread()
+            if me in emitting:
+                self._dropped += 1
+                return
             record = (
                 _DEALLOCATE, ordinal, home.stream.id, address, nbytes, UNTAGGED, generation,
-                _thread(), next_order(), _now(), None,
+                me, next_order(), _now(), None,
             )  # fmt: skip
             try:
+                emitting.add(me)
                 self.sink.emit(_new_record(AllocationRecord, record))
             except Exception:  # noqa: BLE001
                 self._dropped += 1
+            finally:
+                emitting.discard(me)
 
         return Way(desk, take, give)
 
@@ -131,24 +147,18 @@ class LoggingResource(Adaptor):
         generation: int | None,
         result: Failure | None,
     ) -> None:
+        me = _thread()
+        if me in self._emitting:
+            self._dropped += 1
+            return
+        record = (
+            action, self._ordinal, stream, ptr, nbytes, tag, generation,
+            me, next_order(), _now(), result,
+        )  # fmt: skip
         try:
-            self.sink.emit(
-                _new_record(
-                    AllocationRecord,
-                    (
-                        action,
-                        self._ordinal,
-                        stream,
-                        ptr,
-                        nbytes,
-                        tag,
-                        generation,
-                        _thread(),
-                        next_order(),
-                        _now(),
-                        result,
-                    ),
-                )
-            )
+            self._emitting.add(me)
+            self.sink.emit(_new_record(AllocationRecord, record))
         except Exception:  # noqa: BLE001 - whatever a sink does, memory goes on
             self._dropped += 1
+        finally:
+            self._emitting.discard(me)
