@@ -23,6 +23,14 @@ resource = AsyncCudaResource()
 """
 
 ENDS = {
+    "a generator that is suspended inside a scope": """
+def generator():
+    with resource.as_cupy_allocator():
+        pointer = cupy.cuda.alloc(10)
+        yield
+suspended = generator()
+next(suspended)
+""",
     "an array in a global, the allocator set": """
 cupy.cuda.set_allocator(resource.malloc)
 array = cupy.ndarray(100, 'f4')

@@ -12,6 +12,7 @@ for nothing from then on; the function that CuPy still has passes requests on.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -130,4 +131,5 @@ class Scope(Generic[R_co]):
         level, choice = entry
         choice.malloc = None
         level.users.discard(choice)
-        _uninstall()
+        if not sys.is_finalizing():  # a suspended generator ends then, and CuPy cannot be asked any more
+            _uninstall()
