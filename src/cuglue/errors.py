@@ -322,6 +322,13 @@ def raise_together(what: str, errors: list[BaseException]) -> None:
         del found
 
 
+def forget_frames(error: BaseException | None) -> None:
+    """Take the tracebacks of ``error`` and of what it comes from away: who keeps it must keep nobody's arrays alive."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
 class DanglingExportWarning(UserWarning):
     """A map was left while arrays made from it are alive and its memory goes away; names the line that made them."""
 

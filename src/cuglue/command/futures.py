@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from ..arguments import seconds
 from ..core.event import Event
-from ..errors import CuglueError, DriverError, UsageError
+from ..errors import CuglueError, DriverError, UsageError, forget_frames
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Future(Generic[T]):
                 raise TimeoutError(f"the device is not done after {timeout} s")
         if self._error is not None:
             try:
-                raise self._error
+                raise self._error.with_traceback(None)  # without the frames of who asked before
             finally:
                 del self  # else the error and this frame keep each other alive
         return self._result  # type: ignore[return-value]
@@ -148,6 +148,7 @@ class Future(Generic[T]):
                     self._result = value()
                 except Exception as failed:  # noqa: BLE001 - it is the result
                     error = failed
+            forget_frames(error)
             self._error = error
             self._event = self._value = None
             callbacks, self._callbacks = self._callbacks, []

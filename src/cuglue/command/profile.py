@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from ..errors import UsageError
 from .lane import Lane
+from .taint import without_frames
 
 
 class Profile:
@@ -70,7 +71,7 @@ class Profile:
     def invalidate(self, failure: BaseException) -> None:
         """Say that the time is not that of the work in the block."""
         if self.failure is None:
-            self.failure = failure
+            self.failure = without_frames(failure)
 
     @property
     def milliseconds(self) -> float:

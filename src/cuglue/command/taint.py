@@ -34,7 +34,7 @@ class Failure:
     __slots__ = ("_chain", "root")
 
     def __init__(self, root: BaseException) -> None:
-        self.root = _without_frames(root)
+        self.root = without_frames(root)
         self._chain: deque[str] = deque(maxlen=HOPS)
 
     @property
@@ -59,8 +59,8 @@ class Failure:
         return error
 
 
-def _without_frames(error: BaseException) -> BaseException:
-    """A copy without traceback: a claim must not keep alive what the frames of a failed call hold."""
+def without_frames(error: BaseException) -> BaseException:
+    """A copy without traceback: whoever keeps it must not keep alive what the frames of a failed call hold."""
     try:
         copied = copy.copy(error)
     except Exception:  # noqa: BLE001 - an exception of somebody else, which cannot be copied

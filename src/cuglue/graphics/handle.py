@@ -15,7 +15,7 @@ import numpy as np
 
 from ..arguments import seconds, whole
 from ..core.stream import Stream, as_stream
-from ..errors import ClosedError, CuglueError, MapUnavailableError, StreamMisuse, UsageError
+from ..errors import ClosedError, MapUnavailableError, StreamMisuse, UsageError
 from ..exchange.tokens import call_site
 from ..formats import Format
 from ..lifecycle import Owned
@@ -43,7 +43,7 @@ class CudaHandle(HandleMakers, Owned):
         keep: something that has to live as long as the handle: the library object that owns the GL name.
     """
 
-    def __init__(self, life: Life, *, no_runtime: CuglueError | None = None) -> None:
+    def __init__(self, life: Life, *, no_runtime: str | None = None) -> None:
         """One more user of ``life``. ``no_runtime`` says why nothing can be mapped here, if so."""
         life.add_user()
         self._life = life
@@ -250,7 +250,7 @@ class CudaHandle(HandleMakers, Owned):
 
     def _stream(self, stream: Any) -> Stream:
         if self._no_runtime is not None:
-            raise MapUnavailableError(f"{self!r}", got=str(self._no_runtime), reason="no_runtime")
+            raise MapUnavailableError(f"{self!r}", got=self._no_runtime, reason="no_runtime")
         state, last = self._life.backing.state, self._life.backing.last_stream
         if last is not None and stream is not None and is_record_of(last, stream):
             return last

@@ -12,7 +12,7 @@ from ..arguments import whole_of
 from ..core.device import device_state
 from ..driver.protocol import Driver
 from ..driver.registry import current_driver
-from ..errors import CuglueError, LayoutError, UnsupportedError, UsageError
+from ..errors import LayoutError, UnsupportedError, UsageError
 from ..formats import Format
 from ..memory.resource import DeviceMemoryResource
 from .arrays import ArrayImage, shown_by
@@ -32,7 +32,7 @@ from .planes import carried
 class HandleMakers:
     """The constructors of a handle; its class inherits them."""
 
-    def __init__(self, life: Life, *, no_runtime: CuglueError | None = None) -> None:
+    def __init__(self, life: Life, *, no_runtime: str | None = None) -> None:
         raise NotImplementedError
 
     _life: Life
@@ -70,7 +70,7 @@ class HandleMakers:
         try:
             state = device_state(driver or current_driver(), device)
         except UnsupportedError as error:
-            return cls(Life(ForeignBuffer(None, resource, size, ops)), no_runtime=error)
+            return cls(Life(ForeignBuffer(None, resource, size, ops)), no_runtime=str(error))
         return cls(Life(ForeignBuffer(state, resource, size, ops)))
 
     @classmethod

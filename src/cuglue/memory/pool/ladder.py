@@ -46,22 +46,28 @@ class Ladder(Homes):
         if span is not None:
             return span
         home.stream.refuse_capture("take memory from upstream")
-        home.refusal = None
         self.look_at_ages()
+        troubles: list[CuglueError] = []
+        try:
+            return self._climb(home, nbytes, troubles)
+        finally:
+            troubles.clear()  # errors hold the frames of all callers, and these hold arrays
+            home.refusal = None
+
+    def _climb(self, home: Home, nbytes: int, troubles: list[CuglueError]) -> Span:
         limit = self.upstream.limit
         if limit is not None and class_size(nbytes) > limit:
-            return self._refuse(home, nbytes)
+            return self._refuse(home, nbytes, troubles)
         span = self._grow(home, nbytes) or self._steal(home, nbytes) or self._drain(home, nbytes)
         if span is not None:
             return span
-        troubles: list[CuglueError] = []
         span = self._wait(home, nbytes, troubles)
         if span is None:
             gc.collect()  # arrays in cycles
             span = self._wait(home, nbytes, troubles)
         return span if span is not None else self._refuse(home, nbytes, troubles)
 
-    def _refuse(self, home: Home, nbytes: int, troubles: Sequence[CuglueError] = ()) -> Span:
+    def _refuse(self, home: Home, nbytes: int, troubles: Sequence[CuglueError]) -> Span:
         cause = troubles[0] if troubles else home.refusal
         limit = self.upstream.limit
         if limit is not None and not self.upstream.fits(class_size(nbytes)):
