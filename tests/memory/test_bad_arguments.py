@@ -32,7 +32,7 @@ from cuglue import (
     TraceSink,
     TrackingResource,
 )
-from cuglue.errors import CuglueError, UsageError
+from cuglue.errors import ArgumentError, CuglueError, UsageError
 from cuglue.memory.budget import reserve
 
 JUNK: list[Any] = [
@@ -101,12 +101,11 @@ def test_constructors(name: str, upstream: Any) -> None:
 def test_methods(name: str, upstream: Any) -> None:
     """Each argument in turn is junk while all others are right."""
     wrong = []
-    thing = made(name, upstream)
+    thing, tracker = made(name, upstream), TrackingResource(upstream)
     right = {
         "nbytes": lambda: 16, "stream": lambda: 0, "access": lambda: Access.READ,
         "block": lambda: upstream.allocate(16),
-        "block_id": lambda: upstream.allocate(16).id, "a": lambda: TrackingResource(upstream).snapshot(),
-        "b": lambda: TrackingResource(upstream).snapshot(),
+        "block_id": lambda: upstream.allocate(16).id, "a": tracker.snapshot, "b": tracker.snapshot,
     }  # fmt: skip
     for method, _ in inspect.getmembers(type(thing), callable):
         if method.startswith("_") or method in INTERNAL:
@@ -159,3 +158,18 @@ def test_functions(upstream: Any) -> None:
             if error:
                 wrong.append(f"{junk!r}: {error}")
     assert wrong == []
+
+
+@pytest.mark.parametrize("over", [AsyncCudaResource, PoolResource, DebugGuardResource])
+@pytest.mark.parametrize("access", [0, 1, True, 2.0, np.int64(2), "read", None])
+def test_an_access_is_a_member_and_nothing_that_equals_one(upstream: Any, over: Any, access: Any) -> None:
+    resource = upstream if over is AsyncCudaResource else over(upstream)
+    block = resource.allocate(16)
+    for call in resource.prepare_block_use, resource.finish_block_use, resource.cancel_block_use:
+        with pytest.raises(ArgumentError, match="access"):
+            call(block.id, 0, access)
+    with pytest.raises(ArgumentError, match="access"):
+        cuglue.use(block, 0, access)
+    assert block.use_count() == 1, "its allocation"
+    resource.deallocate(block)
+    resource.close()

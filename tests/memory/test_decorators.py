@@ -319,3 +319,11 @@ def test_other_failures_call_nobody(driver: Any) -> None:
 def test_bad_callbacks(driver: Any, callback: Any, attempts: Any) -> None:
     with pytest.raises(UsageError):
         FailureCallbackResource(AsyncCudaResource(), callback, attempts)
+
+
+def test_snapshots_of_two_trackers_are_not_compared(driver: Any) -> None:
+    one, other = TrackingResource(DirectCudaResource()), TrackingResource(DirectCudaResource())
+    block = one.allocate(10)
+    with pytest.raises(UsageError, match="two resources"):
+        TrackingResource.diff(one.snapshot(), other.snapshot())
+    one.deallocate(block)

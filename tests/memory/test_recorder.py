@@ -736,3 +736,12 @@ def test_an_interface_that_names_no_address_is_nobodys(driver: Any, data: Any) -
         cuglue.use(thing, new_stream())
     del thing.__cuda_array_interface__["data"]
     assert block_behind(thing) is None
+
+
+def test_B36_a_resource_that_looks_like_the_other_is_said_to_be_another(sim: Any) -> None:
+    resource = AsyncCudaResource()
+    block = resource.allocate(64)
+    recorder = LaunchRecorder(0).read(block)
+    with pytest.raises(StreamMisuse, match="another resource"):
+        recorder.preflight(AsyncCudaResource())
+    resource.deallocate(block)

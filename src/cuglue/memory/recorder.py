@@ -14,11 +14,12 @@ from weakref import ref
 from ..core.block import OPEN, BlockId, BlockLife
 from ..core.stream import Stream, as_stream
 from ..driver.protocol import Access
-from ..errors import ArgumentError, CuglueError, StreamMisuse, raise_together
+from ..errors import CuglueError, StreamMisuse, raise_together
 from ..lifecycle import BlockState, leave
 from .lookup import block_behind, resource_of
 from .resource import DeviceMemoryResource
 from .table import gone
+from .uses import check_access
 
 
 def use(thing: object, stream: object, access: Access = Access.READ_WRITE) -> None:
@@ -42,8 +43,7 @@ def use(thing: object, stream: object, access: Access = Access.READ_WRITE) -> No
         UseAfterFree: a block that was given back.
         CaptureError: one of the streams captures.
     """
-    if not isinstance(access, Access):
-        raise ArgumentError("access", got=repr(access), expected="Access.READ, WRITE or READ_WRITE")
+    check_access(access)
     block = block_behind(thing)
     if block is None:
         if _is_empty(thing):
@@ -194,7 +194,9 @@ class LaunchRecorder:
         for use in self._uses.values():
             if resource is not None and use.tracker is not resource:
                 raise StreamMisuse(
-                    repr(self), got=f"memory of {use.tracker!r}", expected=f"memory of {resource!r}"
+                    repr(self),
+                    got=f"memory of another resource: {use.tracker!r}",
+                    expected=f"memory of {resource!r}",
                 )
         if self._rejected is not None:
             raise StreamMisuse(

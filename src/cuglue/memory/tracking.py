@@ -5,6 +5,7 @@ Owns the notes on live blocks. Must not know how memory is allocated.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
@@ -27,6 +28,9 @@ from .resource import DeviceMemoryResource, check_block
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES = (f"{os.sep}cupy{os.sep}", f"{os.sep}cupyx{os.sep}", f"{os.sep}contextlib.py")
+
+
+_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,7 @@ class Snapshot:
     """What was live at one point. Made by :meth:`TrackingResource.snapshot`."""
 
     live: Mapping[int, LiveAllocation] = field(repr=False)  # by generation
+    tracker: int = field(repr=False)  # number of the resource that made it
 
     @property
     def nbytes(self) -> int:
@@ -105,6 +110,7 @@ class TrackingResource(Adaptor):
     def __init__(self, upstream: DeviceMemoryResource) -> None:
         super().__init__(upstream)
         self._live: dict[int, LiveAllocation] = {}  # by generation
+        self._number = next(_numbers)
 
     def _allocate(self, nbytes: int, stream: Stream, tag: str, kind: Any) -> Any:
         block = self._take(nbytes, stream, tag, kind)
@@ -149,14 +155,22 @@ class TrackingResource(Adaptor):
 
     def snapshot(self) -> Snapshot:
         """What is live, to compare later. Memory of dead arrays is given back first. Only enqueues."""
-        return Snapshot({allocation.id.generation: allocation for allocation in self.live()})
+        return Snapshot({allocation.id.generation: allocation for allocation in self.live()}, self._number)
 
     @staticmethod
     def diff(a: Snapshot, b: Snapshot) -> LeakReport:
-        """What came to be live between two snapshots and still was, and what was freed between them."""
+        """What came to be live between two snapshots and still was, and what was freed between them.
+
+        Raises:
+            UsageError: not two snapshots of one resource.
+        """
         for snapshot in a, b:
             if not isinstance(snapshot, Snapshot):
                 raise UsageError("diff", got=repr(snapshot), expected="two snapshots of a TrackingResource")
+        if a.tracker != b.tracker:
+            raise UsageError(
+                "diff", got="snapshots of two resources", expected="two of the same TrackingResource"
+            )
         return LeakReport(
             tuple(found for generation, found in b.live.items() if generation not in a.live),
             tuple(found for generation, found in a.live.items() if generation not in b.live),

@@ -41,17 +41,17 @@ class TracksUses(LayeredResource):
     def prepare_block_use(self, block_id: BlockId, stream: object, access: Access) -> None:
         """Inherited. Another thread's conflicting use of the block, prepared but not finished, is waited for."""
         user, block = self._used(block_id, stream, "prepare_block_use")
-        self._uses.open(block, user, as_access(access))
+        self._uses.open(block, user, check_access(access))
 
     def finish_block_use(self, block_id: BlockId, stream: object, access: Access) -> None:
         """Inherited. A write that was not prepared keeps the uses before it: a free still waits for them."""
         user, block = self._used(block_id, stream, "finish_block_use")
-        self._uses.close(block, user, as_access(access))
+        self._uses.close(block, user, check_access(access))
 
     def cancel_block_use(self, block_id: BlockId, stream: object, access: Access) -> None:
         """Inherited."""
         user, block = self._used(block_id, stream, "cancel_block_use")
-        self._uses.cancel(block, user, as_access(access))
+        self._uses.cancel(block, user, check_access(access))
 
     def record_block_use(self, block: Any, stream: object) -> None:
         """Inherited."""
@@ -71,18 +71,15 @@ class TracksUses(LayeredResource):
         return self._stream(stream), self._table.find(block_id)
 
 
-def as_access(access: object) -> Access:
-    """``access`` as an :class:`Access`; its numbers are taken too.
+def check_access(access: object) -> Access:
+    """``access``, if it is an :class:`Access`: its numbers are not, nor is what equals them (``True``, ``2.0``).
 
     Raises:
         ArgumentError: it is none (a ValueError).
     """
-    if isinstance(access, Access):
-        return access
-    try:
-        return Access(access)  # type: ignore[arg-type] # that is the question
-    except (ValueError, TypeError):
-        raise ArgumentError("access", got=repr(access), expected="Access.READ, WRITE or READ_WRITE") from None
+    if not isinstance(access, Access):
+        raise ArgumentError("access", got=repr(access), expected="Access.READ, WRITE or READ_WRITE")
+    return access
 
 
 def check_block_id(resource: DeviceMemoryResource, block_id: object, call: str) -> None:
