@@ -21,6 +21,7 @@ from cuglue.errors import (
     BusyError,
     ClosedError,
     LayoutError,
+    MapConflictError,
     MapUnavailableError,
     UnsupportedError,
     UsageError,
@@ -268,3 +269,55 @@ def test_repr_and_formats(driver: Driver) -> None:
     tensor = Tensor((4, 6), "RGBA8", row_stride=32)
     assert repr(tensor) == "Tensor((4, 6, 4), RGBA8, row_stride=32, cuda=None)"
     assert (tensor.dtype, tensor.rows) == (np.dtype("u1"), 4)
+
+
+@pytest.mark.gl
+@pytest.mark.parametrize("make", [make_buffer, None], ids=["buffer", "texture"])
+def test_a_host_map_that_writes_is_alone(driver: Any, context: GlContext, make: Any) -> None:
+    """Host maps of a handle's object use one copy: a second one copied the object over what the first had written."""
+    name = make(64) if make else make_texture(4, 4)
+    handle = cuglue.register_buffer(name) if make else cuglue.register_texture(name)
+    with Tensor((4, 4), "RGBA8", cuda=handle) as tensor:
+        with tensor.map() as pixels:
+            pixels[...] = 7
+            for another in (tensor.map(), tensor.map(readonly=True)):
+                with pytest.raises(MapConflictError, match="for writing"), another:
+                    pass
+            for call in (tensor.cuda_map, tensor.cuda_map_mut):
+                with pytest.raises(MapConflictError, match="for writing"):
+                    call()
+        with tensor.map(readonly=True) as one, tensor.map(readonly=True) as other:
+            assert (one == 7).all()
+            assert (other == 7).all()
+            with tensor.cuda_map():  # type: ignore[union-attr]
+                pass
+            for call in (tensor.cuda_map_mut, tensor.map().__enter__):
+                with pytest.raises(MapConflictError, match="for reading"):
+                    call()
+        with tensor.map() as pixels:
+            assert (pixels == 7).all()
+    (GL.glDeleteBuffers if make else GL.glDeleteTextures)(1, [name])
+
+
+def test_host_maps_without_a_handle_share(driver: Any) -> None:
+    with Tensor((4, 4), "RGBA8") as tensor, tensor.map() as one, tensor.map() as other:
+        one[...] = 7
+        assert (other == 7).all()
+
+
+@pytest.mark.gl
+def test_an_image_with_other_rows_is_refused(driver: Any, context: GlContext) -> None:
+    """Its rows were taken for the tensor's: every row after the first was sheared."""
+    name = make_texture(9, 5)
+    with cuglue.register_texture(name) as handle:
+        with pytest.raises(LayoutError, match="5 rows of 36 bytes"):
+            Tensor((5, 7), "RGBA8", cuda=handle)
+        with pytest.raises(LayoutError, match="4 rows of 36 bytes"):
+            Tensor((4, 9), "RGBA8", cuda=handle)
+        assert not handle.closed
+    GL.glDeleteTextures(1, [name])
+
+
+def test_what_is_no_handle_is_refused(driver: Any) -> None:
+    with pytest.raises(UsageError, match="a CudaHandle"):
+        Tensor((4, 4), "RGBA8", cuda=5)  # type: ignore[arg-type]

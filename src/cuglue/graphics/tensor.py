@@ -59,9 +59,9 @@ class Tensor:
             cuda: a handle of the object that holds the contents; the tensor owns it from now on.
 
         Raises:
-            LayoutError: no image of that shape, rows that overlap, more than the host has room for, or an object too
-                small for it.
-            UnsupportedError: a format without a type.
+            LayoutError: no image of that shape, rows that overlap, more than the host has room for, an object too
+                small for it, or an image with other rows.
+            UnsupportedError: a format without a type. UsageError: ``cuda`` is no handle.
         """
         self.format = format_of("tensor", format)
         height, width = _size(shape, self.format)
@@ -94,10 +94,14 @@ class Tensor:
             ) from error
         self._recorded = 0
         self._host_maps = 0
+        self._host_writers = 0
         self._closed = False
         self._cuda: CudaHandle | None = None
         if cuda is not None:
+            if not isinstance(cuda, CudaHandle):
+                raise UsageError("cuda of a tensor", got=repr(cuda), expected="a CudaHandle, or None")
             self._check_size(cuda.size, cuda)
+            self._check_rows(cuda)
             self._cuda = cuda
 
     # --- what it is -----------------------------------------------------------------------------------------------
@@ -130,6 +134,19 @@ class Tensor:
                 f"{what} for {self!r}", got=f"{nbytes} bytes", expected=f"at least {self.nbytes}"
             )
 
+    def _check_rows(self, handle: CudaHandle) -> None:
+        """Refuse an image whose rows are not the tensor's: copies between them would shear it. Buffers have no rows."""
+        if len(handle.shape) == 1:
+            return
+        rows, row_bytes = handle.shape[0], handle.size // handle.shape[0]
+        expected = self._geometry.rows, self._geometry.row_bytes
+        if (rows, row_bytes) != expected:
+            raise LayoutError(
+                f"{handle} for {self!r}",
+                got=f"{rows} rows of {row_bytes} bytes",
+                expected=f"{expected[0]} rows of {expected[1]} bytes",
+            )
+
     # --- the host -------------------------------------------------------------------------------------------------
     @contextmanager
     def map(self, stream: Any = None, *, readonly: bool = False) -> Iterator[np.ndarray[Any, Any]]:
@@ -143,10 +160,16 @@ class Tensor:
             stream.
 
         Raises:
-            ClosedError: the tensor was closed. Else as :meth:`CudaHandle.map`.
+            ClosedError: the tensor was closed.
+            MapConflictError: with a handle, a host map that writes beside another one: both would use one copy. Else
+                as :meth:`CudaHandle.map`.
         """
         self._check_open()
+        writes = not readonly
+        if self._cuda is not None:
+            self._check_host("map()" if writes else "map(readonly=True)", writes=writes)
         self._host_maps += 1
+        self._host_writers += writes
         try:
             if self._cuda is not None:
                 with unseen(self._cuda.map(stream)) as m:
@@ -165,6 +188,17 @@ class Tensor:
                         self._copy(m, CopyKind.H2D)
         finally:
             self._host_maps -= 1
+            self._host_writers -= writes
+
+    def _check_host(self, what: str, *, writes: bool) -> None:
+        """Host maps that read share the copy of the object; one that writes, or a map that it would undo, is alone."""
+        if self._host_writers or (writes and self._host_maps):
+            raise MapConflictError(
+                f"{self!r} is mapped by the host for {'writing' if self._host_writers else 'reading'}",
+                got=what,
+                expected="no such host map",
+                hint="Leave that map first",
+            )
 
     def _array(self) -> np.ndarray[Any, Any]:
         """The host memory in the tensor's shape."""
@@ -190,17 +224,29 @@ class Tensor:
         """:meth:`CudaHandle.try_map` of the handle; None without one.
 
         Ordering: as there; without a handle nothing is asked or queued.
+
+        Raises:
+            MapConflictError: a host map writes, and the object has none of it yet. Else as there.
         """
         self._check_open()
-        return None if self._cuda is None else self._cuda.try_map(stream, **options)
+        if self._cuda is None:
+            return None
+        self._check_host("cuda_map()", writes=False)
+        return self._cuda.try_map(stream, **options)
 
     def cuda_map_mut(self, stream: Any = None, **options: Any) -> CudaMap | None:
         """:meth:`CudaHandle.try_map_mut` of the handle; None without one.
 
         Ordering: as there; without a handle nothing is asked or queued.
+
+        Raises:
+            MapConflictError: the host has it mapped: it would not see what is written here, or undo it. Else as there.
         """
         self._check_open()
-        return None if self._cuda is None else self._cuda.try_map_mut(stream, **options)
+        if self._cuda is None:
+            return None
+        self._check_host("cuda_map_mut()", writes=True)
+        return self._cuda.try_map_mut(stream, **options)
 
     def record_write(self, value: int) -> None:
         """As :meth:`CudaHandle.record_write`; kept for a handle that is attached later."""
