@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from interrupts import interrupted
 
 import cuglue
 from cuglue import testing
@@ -466,3 +468,21 @@ def test_seq_is_exact_under_threads(sim: SimDriver, streams: Any) -> None:
         thread.join(30)
     assert sorted(seen) == list(range(1, 8001))
     assert a.seq == 8000
+
+
+def test_a_record_whose_making_is_interrupted_says_nothing_and_keeps_nothing(
+    sim: SimDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[Any] = []
+    monkeypatch.setattr("sys.unraisablehook", said.append)
+    owners = device_state(sim, 0).owners
+    kept: list[Stream] = []  # else its end would be interrupted too
+    points = 0
+    for step in itertools.count(1):
+        stream = sim.Stream()
+        if interrupted(lambda s=stream: kept.append(as_stream(s)), step, "core/stream.py") is None:  # type: ignore[misc]
+            break
+        points += 1
+        gc.collect()
+        assert (said, owners) == ([], {}), step
+    assert points > 20

@@ -72,12 +72,12 @@ class Stream:
         self.handle = handle
         self.thread = thread  # of a per-thread default stream; other threads cannot name it
         self.id = next(_ids)
-        self.own(owner)
+        self._events: deque[tuple[int, int]] = deque()  # (seq covered, event), oldest first
+        self.own(owner)  # with the finaliser's three fields there: from here on it has something to undo
         self.seq = 0
         self._count = itertools.count(1)  # atomic, and half the price of a lock on every allocation and free
         self.completed = 0
         self.synced: dict[int, int] = {}
-        self._events: deque[tuple[int, int]] = deque()  # (seq covered, event), oldest first
         self._lock = threading.Lock()
         self._poll_above = _POLL_EVERY
 
@@ -124,9 +124,7 @@ class Stream:
 
         Ordering: only enqueues. Never elided unless both are the same stream.
         """
-        if origin is self:
-            return False
-        return self.wait_for(origin, origin.submit())
+        return origin is not self and self.wait_for(origin, origin.submit())
 
     def join_context(self) -> None:
         """Order later work here after everything queued on any stream of the device, unknown ones too.
@@ -276,6 +274,8 @@ class Stream:
     def __del__(self) -> None:
         # What was freed in the same cycle may bring this record back to life: it must not give an event twice, and
         # its own reference to the owner, which is still there, is what keeps the handle good then.
+        if not hasattr(self, "_events"):
+            return  # its making was interrupted
         self.state.owners.pop(self.id, None)
         while self._events:
             self.state.give_event(self._events.popleft()[1])
