@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from enum import Enum
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from .errors import BusyError, CaptureError, ClosedError, CuglueError, MapConflictError, UsageError
 
@@ -177,7 +177,8 @@ class Owned:
     """Something with a ``close()``: idempotent, usable in ``with``, reported (never freed) when forgotten.
 
     A subclass implements ``_close()``, which runs once; it may override ``_forgotten()``, which runs in a finaliser
-    on any thread and may only append to a queue. In a forked child nothing is freed: the parent owns it.
+    on any thread and may only append to a queue. In a forked child nothing is freed: the parent owns it. It is neither
+    copied nor pickled.
     """
 
     _owned_state = OwnedState.OPEN
@@ -223,6 +224,10 @@ class Owned:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         leave(self.close, error, "closing", self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # For copies and pickles both: the end of a copy would give back what the original still has.
+        raise UsageError(repr(self), got="a copy or pickle of it", expected="the object itself, shared")
 
     def __del__(self) -> None:
         if self._owned_pid != os.getpid() or self.closed or sys.is_finalizing():

@@ -1,7 +1,9 @@
 """State tables, walked pair by pair, and the owner that every closeable object is."""
 
+import copy
 import itertools
 import os
+import pickle
 import warnings
 
 import pytest
@@ -152,6 +154,15 @@ def test_a_forked_child_frees_nothing_and_says_nothing():
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     thing.close()
+    assert thing.closes == 1
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_an_owner_is_not_copied(way):
+    """A forgotten copy would give back what the original still has."""
+    with Thing() as thing:
+        with pytest.raises(errors.UsageError, match="a copy or pickle"):
+            way(thing)
     assert thing.closes == 1
 
 

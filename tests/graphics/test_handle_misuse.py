@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -95,3 +97,13 @@ def test_whatever_is_true_means_in_place(image: CudaHandle) -> None:
 def test_a_sequence_may_be_anything_that_gives_handles(image: CudaHandle, context: GlContext) -> None:
     with cuglue.register_buffer(make_buffer(64)) as buffer, cuglue.map_all(iter((image, buffer))) as maps:
         assert len(maps) == 2
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_handle_and_its_map_are_not_copied(image: CudaHandle, way: Callable[[Any], Any]) -> None:
+    """The end of a copy closed the handle, or left the map, that the original still had."""
+    with image.map_mut() as m:
+        for subject in (image, m, m.view()) if way is not copy.copy else (image, m):
+            refused(lambda subject=subject: way(subject))
+    assert not image.closed
+    image.read()

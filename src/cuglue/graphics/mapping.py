@@ -253,6 +253,12 @@ class CudaMap(MapUsers):
             self.handle = None  # last, so that its owner outlives the hand-over
             self._interface = None  # whoever asks again is told that the map was left
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # For copies and pickles both: the end of a copy would leave the map.
+        raise UsageError(
+            repr(self), got="a copy or pickle of it", expected="a copy of its contents: m.numpy()"
+        )
+
     def __del__(self) -> None:
         if (
             getattr(self, "_state", MapState.RELEASED) is MapState.RELEASED
