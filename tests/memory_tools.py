@@ -10,6 +10,16 @@ import numpy as np
 import cuglue
 from cuglue.driver.protocol import CopyKind
 
+#: Every decorator, by a short name.
+LAYERS: dict[str, Any] = {
+    "budget": lambda upstream: cuglue.GlobalDeviceBudget(upstream, 64 << 20),
+    "logging": lambda upstream: cuglue.LoggingResource(upstream, cuglue.InMemorySink()),
+    "statistics": cuglue.StatisticsResource,
+    "tracking": cuglue.TrackingResource,
+    "guard": cuglue.DebugGuardResource,
+    "callback": lambda upstream: cuglue.FailureCallbackResource(upstream, lambda failure: False),
+}
+
 
 def new_stream(device: int = 0) -> Any:
     """A non-blocking stream of the current driver, as its own object."""

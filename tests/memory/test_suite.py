@@ -6,21 +6,15 @@ import itertools
 from typing import Any
 
 import pytest
+from memory_tools import LAYERS
 
 import cuglue
 from cuglue import (
     AsyncCudaResource,
-    DebugGuardResource,
     DeviceMemoryResource,
     DirectCudaResource,
-    FailureCallbackResource,
-    GlobalDeviceBudget,
-    InMemorySink,
-    LoggingResource,
     ManagedResource,
     PinnedHostResource,
-    StatisticsResource,
-    TrackingResource,
     testing,
 )
 
@@ -58,16 +52,6 @@ class TestPinned(OnBoth):
 class TestManaged(OnBoth):
     def make(self) -> DeviceMemoryResource:
         return ManagedResource()
-
-
-LAYERS: dict[str, Any] = {
-    "budget": lambda upstream: GlobalDeviceBudget(upstream, 64 << 20),
-    "logging": lambda upstream: LoggingResource(upstream, InMemorySink()),
-    "statistics": StatisticsResource,
-    "tracking": TrackingResource,
-    "guard": DebugGuardResource,
-    "callback": lambda upstream: FailureCallbackResource(upstream, lambda failure: False),
-}
 
 
 class Stacked(OnBoth):

@@ -198,6 +198,7 @@ class DebugGuardResource(Adaptor):
 
     def reap_pending(self, *, block: bool = True) -> None:
         """Inherited. Waiting also ends the quarantine; only looking ends it for blocks that were held long enough."""
+        device_state(self.driver, self.device).retire.run_forgotten()  # of arrays: held back too
         if block:
             self.flush()
         else:

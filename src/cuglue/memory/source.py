@@ -187,8 +187,7 @@ class SourceResource(Owned, LayeredResource):
             else:
                 ptr = self._take(nbytes, stream)
         except (OutOfMemory, DriverError) as error:
-            again = self._take_again(nbytes, stream, error)
-            if again is None:
+            if (again := self._take_again(nbytes, stream, error)) is None:
                 raise
             ptr = again
         try:
@@ -241,14 +240,12 @@ class SourceResource(Owned, LayeredResource):
     def _make_room(self, stream: Stream) -> list[str]:
         """Give back whatever can be given back; what was tried. Holds no lock: the collector runs finalisers."""
         state = self._state
-        tried = ["freed the memory of dead arrays"]
+        tried = ["freed the memory of dead arrays", "collected garbage"]
         state.retire.run_forgotten()
         gc.collect()
-        tried.append("collected garbage")
         state.retire.run_forgotten()
         if state.capturing:
-            tried.append("waited for nothing, because a stream captures")
-            return tried
+            return [*tried, "waited for nothing, because a stream captures"]
         self.reap_pending()
         tried.append("waited for pending frees")
         if state.capabilities.async_memory:
@@ -298,6 +295,11 @@ class SourceResource(Owned, LayeredResource):
         if block.device_ordinal not in (self._ordinal, self._device):
             return wrong_device(self, block.device_ordinal, "deallocate")
         return gone(block.ptr, block.generation)
+
+    def reap_pending(self, *, block: bool = True) -> None:
+        """Inherited. Takes the memory of dead arrays back."""
+        self._check_process()
+        self._state.retire.run_forgotten()
 
     # --- closing ------------------------------------------------------------------------------------------------
     def _close(self) -> None:
