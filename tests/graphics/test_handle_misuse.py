@@ -53,9 +53,44 @@ def test_what_is_no_context(context: GlContext, junk: Any) -> None:
     refused(lambda: GlOps.worker(junk))
 
 
+@pytest.mark.parametrize("junk", [None, "x", *JUNK], ids=kind_of)
+def test_what_is_made_on_a_worker_and_no_context(junk: Any) -> None:
+    refused(lambda: GlOps.worker(lambda: junk))
+
+
 @pytest.mark.parametrize("junk", ["x", b"x", -1, True, object(), float("nan"), None], ids=kind_of)
-def test_what_is_no_time_limit(junk: Any) -> None:
+def test_what_is_no_time_limit(context: GlContext, junk: Any) -> None:
     refused(lambda: GlOps.pumped(time_limit=junk))
+    refused(lambda: GlOps.pumped().pump(junk))
+
+
+def test_a_pump_may_wait_for_ever(context: GlContext) -> None:
+    ops = GlOps.pumped()
+    ran: list[int] = []
+    ops.post(lambda: ran.append(1))
+    assert ops.pump(float("inf")) == 1
+    assert ran == [1]
+    ops.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"thread": "wroker"},
+        {"thread": None},
+        {"device": -1},
+        {"device": "x"},
+        {"device": 1.5},
+        {"device": True},
+        {"uuid": "x" * 16},
+        {"uuid": b"x"},
+        {"uuid": 5},
+    ],
+    ids=str,
+)
+def test_what_is_no_thread_device_or_uuid_of_a_context(options: dict[str, Any]) -> None:
+    """Each of them gave a context: on this thread, on whichever device."""
+    refused(lambda: cuglue.gl.headless(**options))
 
 
 @pytest.mark.parametrize("junk", [None, *JUNK], ids=kind_of)

@@ -12,7 +12,8 @@ import threading
 import weakref
 from typing import Any, Literal
 
-from ..errors import DriverError, NoContextError, UnsupportedError, WrongThreadError
+from ..arguments import whole_of
+from ..errors import DriverError, NoContextError, UnsupportedError, UsageError, WrongThreadError
 from ..lifecycle import Owned
 from . import egl
 from .egl import EglDevice, list_egl_devices
@@ -250,9 +251,16 @@ def headless(
     Ownership: the caller's; close it on its thread (a worker's from anywhere).
 
     Raises:
-        UnsupportedError: no libEGL, no PyOpenGL, or no EGL device matches; the message lists those there are.
+        UsageError: an argument is none. UnsupportedError: no libEGL, no PyOpenGL, or no EGL device matches; the message
+            lists those there are.
         DriverError: EGL refused, with EGL's error name.
     """
+    if device is not None:
+        device = whole_of("device", device, expected="an ordinal, an int of 0 or more, or None")
+    if uuid is not None and not (isinstance(uuid, bytes) and len(uuid) == 16):
+        raise UsageError("uuid of a device", got=repr(uuid), expected="16 bytes, or None")
+    if thread not in ("inline", "worker"):
+        raise UsageError("thread of a context", got=repr(thread), expected="'inline' or 'worker'")
     if thread == "worker":
         ops = GlOps.worker(lambda: _make(device, uuid))
         context = ops.context

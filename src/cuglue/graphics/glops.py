@@ -324,8 +324,9 @@ class PumpedOps(GlOps):
 
         Raises:
             NoContextError: no context, or another one, is current here.
-            WrongThreadError: these ops were pumped on another thread before.
+            WrongThreadError: these ops were pumped on another thread before. UsageError: no time.
         """
+        timeout = min(seconds("timeout of pump()", timeout), threading.TIMEOUT_MAX)
         self._check_alive()
         if self._thread is None:
             self._meet()

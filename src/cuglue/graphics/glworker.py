@@ -60,7 +60,7 @@ class Start:
         self.request: Request[OwnedContext] = Request(self._begin, (context,))
 
     def _begin(self, context: OwnedContext | Callable[[], OwnedContext]) -> OwnedContext:
-        made = context() if callable(context) else context
+        made = check_owned(context()) if callable(context) else context
         made.native.make_current()
         self.native = made.native
         return made
