@@ -200,6 +200,7 @@ class OutOfMemory(ResourceError, MemoryError):
     FIELDS: ClassVar[tuple[str, ...]] = ("requested", "in_use", "report")
     requested: int
     in_use: int | None
+    report: Any  # where the memory is (memory.report.ShortageReport), or None
 
 
 class OutOfBudget(OutOfMemory):
@@ -230,7 +231,9 @@ class OutOfBudget(OutOfMemory):
 
     def __str__(self) -> str:
         figures = ", ".join(f"{n}={getattr(self, n)}" for n in self.FIELDS[:5])
-        return f"{self.what} exceeded: {figures} bytes. {self.hint or 'Free arrays or raise the limit'}"
+        text = f"{self.what} exceeded: {figures} bytes. {self.hint or 'Free arrays or raise the limit'}"
+        _, _, rest = str(self.report or "").partition("\n")  # after how much was asked for
+        return f"{text}\n{rest}" if rest else text
 
 
 class BufferTooBig(OutOfMemory):

@@ -14,12 +14,18 @@ import cuglue
 from cuglue import (
     AsyncCudaResource,
     BlockState,
+    DebugGuardResource,
+    DeviceMemoryResource,
     DirectCudaResource,
     GlobalDeviceBudget,
     InMemorySink,
     LoggingResource,
+    PoolResource,
+    StatisticsResource,
+    TrackingResource,
     testing,
 )
+from cuglue.driver.protocol import CaptureMode
 from cuglue.driver.sim import SimDriver
 from cuglue.errors import ClosedError, DriverError, LayoutError, OutOfBudget, OutOfMemory, UseAfterFree
 from cuglue.memory.adaptor import Adaptor
@@ -54,6 +60,77 @@ def test_B5_the_message_has_the_figures_in_order(driver: Any) -> None:
     assert places == sorted(places)
     again = pickle.loads(pickle.dumps(caught.value))
     assert figures(again) == figures(caught.value)
+
+
+LAYERS_ABOVE: dict[str, Any] = {
+    "nothing": lambda budget: budget,
+    "layers": lambda budget: StatisticsResource(TrackingResource(budget)),
+}
+BELOW: dict[str, Any] = {
+    "async": AsyncCudaResource,
+    "direct": DirectCudaResource,
+    "pool": lambda: PoolResource(AsyncCudaResource()),
+    "guard": lambda: DebugGuardResource(AsyncCudaResource()),
+    "budget": lambda: GlobalDeviceBudget(AsyncCudaResource(), 10**9),
+}
+
+
+@pytest.mark.parametrize("above", LAYERS_ABOVE)
+@pytest.mark.parametrize("below", BELOW)
+def test_a_refusal_says_where_the_memory_is_and_what_was_tried(driver: Any, above: str, below: str) -> None:
+    budget = GlobalDeviceBudget(BELOW[below](), 900 * K)
+    top = LAYERS_ABOVE[above](budget)
+    blocks = [top.allocate(100 * K, None, f"net{number % 2}") for number in range(4)]
+    with pytest.raises(OutOfBudget) as caught:
+        top.allocate(800 * K)
+    report: Any = caught.value.report
+    assert report.requested == 800 * K
+    assert report.live_blocks == 4
+    assert {tag: count for tag, _, count in report.top_tags} == {"net0": 2, "net1": 2}
+    assert all(nbytes >= 200 * K for _, nbytes, _ in report.top_tags)
+    assert report.pending == {}
+    assert "waited for pending frees" in report.tried
+    assert "largest tags: net0: " in str(caught.value)
+    assert "tried: looked what is free by now, collected garbage, waited for pending frees" in str(
+        caught.value
+    )
+    with pytest.raises(OutOfBudget) as caught:
+        top.allocate(901 * K)
+    assert str(caught.value).endswith("tried: nothing, because the limit is lower")
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert again.report == caught.value.report
+    for block in blocks:
+        top.deallocate(block)
+    top.reap_pending()
+    top.close()
+
+
+def test_a_refusal_names_what_is_pending(sim: Any) -> None:
+    budget = GlobalDeviceBudget(AsyncCudaResource(), 100)
+    stream = cuglue.as_stream(sim.Stream())
+    block = budget.allocate(60, stream)
+    budget.deallocate(budget.allocate(40, stream))
+    with testing.faults.fail("stream_synchronize"), testing.faults.fail("event_query", persistent=True):
+        with pytest.raises(OutOfBudget) as caught:
+            budget.allocate(50, stream)
+    report: Any = caught.value.report
+    assert report.pending == {stream.id: 40}
+    budget.deallocate(block)
+    budget.close()
+
+
+def test_a_refusal_over_a_resource_that_tells_nothing(driver: Any) -> None:
+    class Plain(DeviceMemoryResource):
+        device_ordinal = 0
+        bytes_outstanding = 0
+
+        def allocate(self, nbytes: int, stream: object = None, tag: str = "") -> Any: ...
+        def deallocate(self, block: Any) -> None: ...
+
+    with pytest.raises(OutOfBudget) as caught:
+        GlobalDeviceBudget(Plain(), 10).allocate(11)
+    assert caught.value.report is None
+    assert "\n" not in str(caught.value)
 
 
 def test_B29_what_is_out_already_is_charged(driver: Any) -> None:
@@ -443,8 +520,6 @@ def test_the_error_is_cupys_too(driver: Any) -> None:
 
 
 def test_in_a_capture_nothing_is_waited_for_by_a_budget() -> None:
-    from cuglue.driver.protocol import CaptureMode
-
     driver = SimDriver()
     with cuglue.use_driver(driver):
         budget = GlobalDeviceBudget(AsyncCudaResource(), 1000)

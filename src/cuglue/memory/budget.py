@@ -19,6 +19,7 @@ from ..core.device import device_state
 from ..core.stream import Stream
 from ..errors import CuglueError, DriverError, OutOfBudget, OutOfMemory
 from ..lifecycle import BlockState
+from . import report
 from .adaptor import Adaptor
 from .block import as_size
 from .cupy_plug import cupy_error
@@ -188,7 +189,7 @@ class GlobalDeviceBudget(Adaptor):
             OutOfBudget: there is no room; nothing is charged.
         """
         if nbytes > self._limit:
-            raise self._refusal(nbytes)
+            raise self._refusal(nbytes, ["nothing, because the limit is lower"])
         if self._try_claim(nbytes):
             return
         try:
@@ -210,7 +211,8 @@ class GlobalDeviceBudget(Adaptor):
                     return
                 if failed is not None or not self._outrun(nbytes):
                     break
-            raise self._refusal(nbytes) from failed
+            tried = ["looked what is free by now", "collected garbage", "waited for pending frees"]
+            raise self._refusal(nbytes, tried) from failed
         finally:
             del failed  # else it and this frame keep each other alive
 
@@ -229,13 +231,17 @@ class GlobalDeviceBudget(Adaptor):
             self._reserved += nbytes
             return True
 
-    def _refusal(self, nbytes: int) -> OutOfMemory:
+    def _refusal(self, nbytes: int, tried: list[str]) -> OutOfMemory:
+        below: Any = self.upstream  # a decorator cannot tell: the first that can
+        while below is not None and not hasattr(below, "pending_per_stream"):
+            below = getattr(below, "upstream", None)
         return cupy_error(
             OutOfBudget(
                 current=self._reserved,
                 requested=nbytes,
                 limit=self._limit,
                 in_use=self.upstream.bytes_outstanding,
+                report=None if below is None else report.explain(below, nbytes, tried),
             )
         )
 
