@@ -286,3 +286,29 @@ def test_replays_among_other_work_on_three_streams(rt: Runtime, seed: int) -> No
         assert set(future.result().tolist()) == {wanted}
     graph.close()
     assert set(rt.read(x, dtype="i4").result().tolist()) == {done}
+
+
+def test_a_close_that_is_interrupted_can_be_repeated_and_destroys_once(
+    sim: SimDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*anything: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    with Runtime(driver=sim) as rt:
+        for again in (True, False):
+            graph = Doubling(rt).graph
+            queue = graph._home.state.retire
+            for name in ("push", "drain"):  # before the queue has it, and after
+                with monkeypatch.context() as patch:
+                    patch.setattr(queue, name, interrupt)
+                    with pytest.raises(KeyboardInterrupt):
+                        graph.close()
+                assert not graph.closed
+            if again:
+                graph.close()
+                del graph
+            else:  # the finaliser is the second one to give it back
+                with pytest.warns(ResourceWarning, match="never closed"):
+                    del graph
+            queue.drain(block=True)
+            assert sim.inventory()["executables"] == 0

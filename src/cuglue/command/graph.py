@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core.stream import Stream
 from ..driver.protocol import Access
-from ..errors import ClosedError
+from ..errors import ClosedError, DriverError
 from ..lifecycle import Owned
 from .lane import Lane
 from .lanes import Lanes, check_thread
@@ -44,6 +44,7 @@ class Graph(Owned):
         self._unlock = self._home.state.ordering.release
         self._last = 0  # newest replay on its own stream
         self._runs: dict[Stream, int] = {}  # and on others
+        self._destroy = _Destroy(lane.stream.driver, executable, window)
         self._own()
 
     def __repr__(self) -> str:
@@ -112,9 +113,9 @@ class Graph(Owned):
         """Give the graph back once its replays are done; the memory goes with it."""
         state = self._home.state
         with state.ordering:  # a replay on another thread is over, or does not begin
-            executable, self._executable, self._direct = self._executable, 0, 0
-            if executable:  # else the queue has it already, and only draining that failed
-                state.retire.push(self._last_runs(), _Destroy(state.driver, executable, self._window))
+            if self._executable:  # else the queue has it already, and only draining that failed
+                state.retire.push(self._last_runs(), self._destroy)
+                self._executable = self._direct = 0
                 self._window = Window(self._home, Primed(self._lane.release))
                 self._uses, self._inputs = Uses(), ()
                 self._read = self._written = ()
@@ -125,12 +126,12 @@ class Graph(Owned):
 
     def _forgotten(self) -> None:
         state = self._home.state
-        runs, destroy = self._last_runs(), _Destroy(state.driver, self._executable, self._window)
+        runs, destroy = self._last_runs(), self._destroy
         state.retire.forget(lambda: state.retire.push(runs, destroy))
 
 
 class _Destroy:
-    """Destroys the driver's graph; holds what it touches until then."""
+    """Destroys the driver's graph, once; holds what it touches until then."""
 
     __slots__ = ("_driver", "_executable", "_window")
 
@@ -140,5 +141,11 @@ class _Destroy:
         self._window: Window | None = window
 
     def __call__(self) -> None:
-        self._driver.graph_exec_destroy(self._executable)
+        executable, self._executable = self._executable, 0
+        try:
+            if executable:  # else a close that was interrupted had queued it already
+                self._driver.graph_exec_destroy(executable)
+        except DriverError:
+            self._executable = executable
+            raise
         self._window = None
