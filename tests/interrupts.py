@@ -1,4 +1,4 @@
-"""A keyboard interrupt at a chosen line of the library, as Ctrl-C brings one at any."""
+"""A keyboard interrupt at a chosen point of the library, as Ctrl-C brings one at any."""
 
 from __future__ import annotations
 
@@ -13,42 +13,57 @@ import cuglue
 _HERE = str(Path(cuglue.__file__).parent)
 
 
+def _finaliser(frame: FrameType | None) -> bool:
+    """Whether a finaliser, or a weak reference's callback, runs: Python prints an interrupt there and goes on."""
+    while frame is not None:
+        if frame.f_code.co_name in ("__del__", "_forget", "<lambda>") and _HERE in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _queue(frame: FrameType, event: str, argument: Any) -> bool:
+    """Whether something was taken out of a queue just now, and is nowhere else: that is not promised."""
+    if event == "call":
+        return frame.f_code.co_name == "run_one"
+    return getattr(argument, "__name__", "") == "popleft"
+
+
 def interrupted(action: Callable[[], Any], step: int, *names: str) -> str | None:
-    """Run ``action`` and interrupt it before the ``step``-th line (from 1) that it runs in the library.
+    """Run ``action`` and interrupt it at the ``step``-th point (from 1) of the library where a signal is looked at.
+
+    CPython looks at signals when a function begins and when one that is written in C has returned.
 
     Args:
         action: what to run.
-        step: number of the line.
-        names: of modules, as ``core/stream.py``, whose lines count; none: all but the simulated device's.
+        step: number of the point.
+        names: of modules, as ``core/stream.py``, whose points count; none: all but the drivers'.
 
     Returns:
-        The line, as ``core/stream.py:70``; None if ``action`` ended before.
+        The point, as ``core/stream.py:70``; None if ``action`` ended before.
     """
-    lines = 0
+    points = 0
     where: str | None = None
 
-    def call(frame: FrameType, event: str, argument: Any) -> Any:
-        name = frame.f_code.co_filename
-        inside = name.removeprefix(_HERE)[1:] if name.startswith(_HERE) else ""
+    def look(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal points, where
+        file = frame.f_code.co_filename
+        inside = file.removeprefix(_HERE)[1:] if file.startswith(_HERE) else ""
         counts = inside in names if names else inside and not inside.startswith("driver")
-        return line if counts else None
-
-    def line(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal lines, where
-        if event == "line" and where is None:
-            lines += 1
-            if lines == step:
-                where = f"{frame.f_code.co_filename.removeprefix(_HERE)[1:]}:{frame.f_lineno}"
-                sys.settrace(None)
+        counts = counts and not (_finaliser(frame) or _queue(frame, event, argument))
+        if counts and where is None and event in ("call", "c_return"):
+            points += 1
+            if points == step:
+                where = f"{inside}:{frame.f_lineno}"
+                sys.setprofile(None)
                 raise KeyboardInterrupt
-        return line
 
-    former = sys.gettrace()
-    sys.settrace(call)
+    former = sys.getprofile()
+    sys.setprofile(look)
     try:
         action()
     except KeyboardInterrupt:
         pass
     finally:
-        sys.settrace(former)
+        sys.setprofile(former)
     return where

@@ -97,7 +97,10 @@ class RetireQueue:
                 action = self.forgotten.popleft()
             except IndexError:
                 return  # another thread was quicker
-            self.run_one(action)
+            try:  # as run_one, without a call in which an interrupt would lose it
+                _call(action)
+            except BaseException as error:  # noqa: BLE001
+                self.keep(action, error)
 
     def run_one(self, action: Left) -> None:
         """Run one thing that a finaliser left, or keep it."""

@@ -83,8 +83,11 @@ def block_types() -> tuple[type[Any], type[Any]]:
 
         def __del__(self) -> None:
             # Any thread, any device, the collector, or the end of the interpreter: append, and nothing else.
-            if self.state is _LIVE and self.release is not None:
-                self.stream.state.retire.forgotten.append(self.give_back)
+            try:
+                if self.state is _LIVE and self.release is not None:
+                    self.stream.state.retire.forgotten.append(self.give_back)
+            except AttributeError:
+                pass  # its making was interrupted
 
         def __repr__(self) -> str:
             return (
@@ -186,12 +189,13 @@ def make_long_way(
         if stream is None or stream.owner is not current:
             stream = as_stream(current, device=device, driver=driver)
         block = allocate(size, stream, UNTAGGED, block_type)
+        if block.__class__ is block_type:
+            block.release = deallocate  # at once: from here on an interrupt loses the block and no memory
+        else:
+            block = adopted_type(block, deallocate, retire)
         if seen is not None:
             seen(stream)
-        if block.__class__ is block_type:
-            block.release = deallocate
-            return MemoryPointer(block, 0)
-        return MemoryPointer(adopted_type(block, deallocate, retire), 0)
+        return MemoryPointer(block, 0)
 
     return long_way
 

@@ -32,7 +32,7 @@ class Entries:
 
     def __init__(self, table: BlockTable) -> None:
         """Make an empty collection; blocks go to ``table``."""
-        self.plain: dict[int, Entry] = {}
+        self.plain: dict[int, Entry] = table.plain
         self._table = table
         self._asking = threading.RLock()  # who makes the block of an entry; re-entrant for signal handlers
 

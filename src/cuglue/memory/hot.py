@@ -242,7 +242,10 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
             return arrays.block_in(self.entry)
 
         def __del__(self) -> None:
-            forget(self.entry)
+            try:
+                forget(self.entry)
+            except AttributeError:
+                pass  # its making was interrupted, and its maker gives the memory back
 
         def __repr__(self) -> str:
             return f"ArrayMemory(ptr={self.ptr:#x}, nbytes={self.size}, device={self.device_id})"
@@ -316,10 +319,19 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
             except refusals as error:
                 address = take_again(source, shortcuts, nbytes, home, error)
             entry = [take_back, address, nbytes, home, None, 0]
-            if address in blocks or setdefault(address, entry) is not entry:
-                raise address_is_live(address)
-        memory = new(ArrayMemory)
-        memory.entry = entry
+            try:
+                if address in blocks or setdefault(address, entry) is not entry:
+                    raise address_is_live(address)
+            except BaseException as error:
+                if not isinstance(error, DriverError):  # else it is not ours to free; see below
+                    give_up(way, entry, error)
+                raise
+        try:
+            memory = new(ArrayMemory)
+            memory.entry = entry
+        except BaseException as error:  # interrupted: nobody gets it
+            give_up(way, entry, error)
+            raise
         memory.ptr = entry[1]
         memory.size = nbytes
         memory.device_id = device

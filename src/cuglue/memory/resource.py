@@ -244,8 +244,12 @@ class LayeredResource(DeviceMemoryResource):
             raise UsageError("tag", got=repr(tag), expected="a str")
         size = as_size(nbytes)
         block: DeviceBlock = self._allocate(size, self._stream(stream), tag, DeviceBlock)
-        if isinstance(block, DeviceBlock):
-            block.resource = self
+        try:
+            if isinstance(block, DeviceBlock):
+                block.resource = self
+        except BaseException:  # interrupted: nobody gets it
+            self._deallocate(block)
+            raise
         return block
 
     def deallocate(self, block: DeviceBlock) -> None:

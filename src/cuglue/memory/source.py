@@ -40,7 +40,7 @@ from .entries import Entries
 from .resource import LayeredResource, keeps, living_resources
 from .stream_pool import StreamPool
 from .streams import prepare_refuge, refuge
-from .table import BlockTable, address_is_live, gone, wrong_device
+from .table import BlockTable, gone, wrong_device
 
 _LIVE = BlockState.LIVE
 
@@ -192,12 +192,12 @@ class SourceResource(Owned, LayeredResource):
             ptr = again
         try:
             block = kind(ptr, nbytes, stream, stream.submit() if self._ordered else 0, tag)
-        except BaseException:
-            self._drop(ptr, stream)
+            self._table.add(block)
+        except BaseException as error:
+            if not isinstance(error, DriverError):  # of an address that is live: it is not ours to free
+                self._table.forget(ptr)
+                self._drop(ptr, stream)
             raise
-        if ptr in self._arrays.plain:
-            raise address_is_live(ptr)
-        self._table.add(block)
         return block
 
     def _in_capture(self, stream: Stream) -> CaptureError:

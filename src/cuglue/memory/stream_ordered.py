@@ -92,9 +92,9 @@ class AsyncCudaResource(SourceResource, TracksUses):
 
     def _deallocate(self, block: Any) -> None:
         stream = self._release(block)
+        block.state = _RETIRED  # at once: whatever is interrupted from here on, it is given back
         if self._tickets is not None:
             self._tickets.forget(block)
-        block.state = _RETIRED
         block.reads = None
         block.write_stream, block.write_seq = stream, stream.submit()  # its last use is its free
         self._retired.append(block)

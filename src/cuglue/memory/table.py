@@ -19,14 +19,16 @@ class BlockTable:
 
     Attributes:
         entries: the blocks, or weak references to them.
+        plain: by address, what is live and has no block (:mod:`.entries`).
     """
 
-    __slots__ = ("_sizes", "entries")
+    __slots__ = ("_sizes", "entries", "plain")
 
     def __init__(self) -> None:
         self._sizes: dict[int, int] = {}  # summed on demand: a counter would need a lock on every allocation
         # A block of an array must die with the array, so it is held weakly; all others are kept alive here.
         self.entries: dict[int, BlockLife | ref[BlockLife]] = {}
+        self.plain: dict[int, Any] = {}
 
     def add(self, block: Any) -> None:
         """Take a new block in.
@@ -35,7 +37,7 @@ class BlockTable:
             DriverError: the address is live; the block there stays.
         """
         ptr = block.ptr
-        if ptr in self.entries:
+        if ptr in self.entries or ptr in self.plain:
             raise address_is_live(ptr)
         self.entries[ptr] = block if block.HELD else ref(block)
         self._sizes[ptr] = block.size
@@ -49,13 +51,23 @@ class BlockTable:
             found = entry() if entry.__class__ is ref else entry
             if entry is None or (found is not block and found is not None):
                 return False
-        taken = self.entries.pop(ptr, None)
-        if taken is not entry:  # another thread was quicker, and the address may have a new owner already
-            if taken is not None:
-                self.entries[ptr] = taken
-            return False
-        self._sizes.pop(ptr, None)
+        try:
+            taken = self.entries.pop(ptr, None)
+            if taken is not entry:  # another thread was quicker, and the address may have a new owner already
+                if taken is not None:
+                    self.entries[ptr] = taken
+                return False
+            self._sizes.pop(ptr, None)
+        except BaseException:  # interrupted: nobody learns that it was taken out
+            self.entries.setdefault(ptr, entry)
+            self._sizes.setdefault(ptr, block.size)
+            raise
         return True
+
+    def forget(self, address: int) -> None:
+        """Take out what starts at ``address``, if anything does: its making was interrupted."""
+        self.entries.pop(address, None)
+        self._sizes.pop(address, None)
 
     def find(self, block: BlockId) -> BlockLife:
         """The live block with this id.

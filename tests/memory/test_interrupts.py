@@ -1,0 +1,93 @@
+"""Ctrl-C at every point of an allocation and of a free: no memory is lost, and nothing is given back twice."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from interrupts import interrupted
+
+import cuglue
+from cuglue import AsyncCudaResource, current_driver
+from cuglue.lifecycle import BlockState
+from cuglue.testing import SimDriver
+
+
+def sweep(program: Callable[[Any, Any, list[Any]], None]) -> int:
+    """Interrupt ``program(resource, stream, kept)`` at each of its points in turn; their number.
+
+    Args:
+        program: puts into ``kept`` what it gets.
+    """
+    for step in itertools.count(1):
+        driver = SimDriver(memory_bytes=1 << 22)
+        with cuglue.use_driver(driver):
+            resource, stream, kept = AsyncCudaResource(), driver.Stream(), []
+            resource.deallocate(resource.allocate(64, stream))
+            resource.malloc(64)
+            resource.reap_pending()
+            where = interrupted(lambda r=resource, s=stream, k=kept: program(r, s, k), step)  # type: ignore[misc]
+            sys.last_exc = None  # type: ignore[assignment]
+            while kept:
+                if getattr(block := kept.pop(), "state", None) is BlockState.LIVE:
+                    resource.deallocate(block)
+            block = None
+            gc.collect()
+            resource.reap_pending()
+            held = (resource.bytes_outstanding, driver.inventory()["bytes"])
+            assert held == (0, 0), f"interrupted at step {step}, {where}"
+            resource.deallocate(resource.allocate(100, stream))
+            resource.malloc(10)
+            resource.close()
+            assert driver.hazards == []
+        if where is None:
+            return step - 1
+    raise AssertionError
+
+
+def a_block(resource: Any, stream: Any, kept: list[Any]) -> None:
+    kept.append(resource.allocate(100, stream))
+    resource.deallocate(kept[0])
+
+
+def a_used_block(resource: Any, stream: Any, kept: list[Any]) -> None:
+    kept.append(resource.allocate(100))
+    cuglue.use(kept[0], stream)
+    resource.deallocate(kept[0])
+
+
+def an_array(resource: Any, stream: Any, kept: list[Any]) -> None:
+    kept.append(resource.malloc(100))
+    kept.clear()
+    kept.append(resource.malloc(200))
+    kept.clear()
+    resource.reap_pending()
+
+
+def an_array_of_a_stream(resource: Any, stream: Any, kept: list[Any]) -> None:
+    with current_driver().current_stream(stream):
+        an_array(resource, stream, kept)
+        an_array(resource, stream, kept)
+
+
+def an_array_that_is_asked_about(resource: Any, stream: Any, kept: list[Any]) -> None:
+    with current_driver().current_stream(stream):
+        resource.malloc(100)
+        kept.append(resource.malloc(100))
+        cuglue.use(kept[0].mem, stream)
+        kept.clear()
+        resource.malloc(100)
+
+
+@pytest.mark.parametrize(
+    "program", [a_block, a_used_block, an_array, an_array_of_a_stream, an_array_that_is_asked_about]
+)
+def test_an_interrupt_loses_no_memory(program: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert sweep(program) > 20
+    assert caplog.messages == []
