@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from .arguments import whole
+from .arguments import shown, whole
 from .errors import LayoutError
 
 
@@ -275,11 +275,11 @@ def element(dtype: Any) -> np.dtype[Any]:
     try:
         item: np.dtype[Any] = np.dtype(dtype)
     except (TypeError, ValueError, SyntaxError) as error:
-        raise LayoutError("element type", got=repr(dtype), expected="a dtype that NumPy knows") from error
+        raise LayoutError("element type", got=shown(dtype), expected="a dtype that NumPy knows") from error
     if item.hasobject or not item.itemsize:
         raise LayoutError("element type", got=repr(item), expected="numbers, or other bytes of a fixed size")
     return item
 
 
 def _no_integers(what: str, values: object) -> LayoutError:
-    return LayoutError(f"{what} of an array layout", got=repr(values), expected="a sequence of integers")
+    return LayoutError(f"{what} of an array layout", got=shown(values), expected="a sequence of integers")

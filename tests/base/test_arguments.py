@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cuglue.arguments import seconds, whole, whole_of
+from cuglue.arguments import seconds, shown, whole, whole_of
 from cuglue.errors import LayoutError, UsageError
 
 NO_NUMBERS = [
@@ -54,3 +54,22 @@ def test_times(value: Any) -> None:
 def test_what_is_no_time(value: Any) -> None:
     with pytest.raises(UsageError, match=r"timeout: got .*, expected 0 or more seconds"):
         seconds("timeout", value)
+
+
+def test_what_an_error_shows_is_short_and_prints_no_array_of_a_library() -> None:
+    class Array:
+        shape, dtype = (2,), "float32"
+
+        def __dlpack__(self) -> None: ...
+
+        def __repr__(self) -> str:
+            raise AssertionError("printed")
+
+    Array.__module__ = "library.core"
+    named = "a library.Array of shape (2,), float32"
+    assert shown(Array()) == named
+    assert shown([Array(), 1]) == f"[{named}, 1]"
+    assert shown((Array(),)) == f"({named},)"
+    assert shown(list(range(20))) == "[0, 1, 2, 3, 4, 5, 6, 7, ...]"
+    assert shown(()) == "()"
+    assert shown(np.float32(1)) == repr(np.float32(1))

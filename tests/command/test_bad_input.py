@@ -14,7 +14,7 @@ from sample_kernels import INCREMENT
 
 from cuglue import CopyDescriptor, InOut, Kernel, Out, Runtime
 from cuglue.driver.sim import SimDriver
-from cuglue.errors import CaptureError, LayoutError, OutOfMemory, UsageError
+from cuglue.errors import CaptureError, CuglueError, LayoutError, OutOfMemory, UsageError
 
 Bad = Callable[[Runtime, Any], Any]
 CASES: dict[str, tuple[type[Exception], str, Bad]] = {
@@ -108,3 +108,56 @@ def test_a_list_that_is_fetched_into_is_refused_whatever_its_size(sim: SimDriver
             cmd.write_to_cpu(x.descriptor(2, "i8"), out)
             cmd.synchronize()
         assert out.tolist() == [1, 1]
+
+
+class DeviceArray:
+    """What printing does to an array of CuPy or PyTorch: it copies, waits, and breaks a capture under way."""
+
+    shape, dtype = (4, 4), np.dtype("f4")
+
+    def __init__(self, ptr: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (4, 4),
+            "typestr": "<f4",
+            "data": (ptr, False),
+            "version": 3,
+        }
+
+    def __dlpack__(self, **keywords: object) -> Any:
+        raise BufferError("not here")
+
+    def __repr__(self) -> str:
+        raise AssertionError("printed")
+
+
+DeviceArray.__module__ = "arrays"
+
+PRINTED: dict[str, Bad] = {
+    "undeclared": lambda rt, a: rt.launch(INCREMENT, 1, 1, a, 1, 1),
+    "undeclared scalar": lambda rt, a: rt.launch(INCREMENT, 1, 1, InOut(rt.empty(4)), a, 1),
+    "use of a command": lambda rt, a: rt.command(a),
+    "kernel": lambda rt, a: rt.launch(a, 1, 1),
+    "grid": lambda rt, a: rt.launch(INCREMENT, (a, 1), 1, InOut(a), 1, 1),
+    "stream": lambda rt, a: rt.create(b"a", stream=a),
+    "bind": lambda rt, a: rt.command().bind(a, a),
+    "read": lambda rt, a: rt.command().read_async(a),
+    "read of a list": lambda rt, a: rt.command().read_async([a]),
+    "read past the end": lambda rt, a: rt.read(a, 99, "f4"),
+    "write": lambda rt, a: rt.command().write_to_gpu(a, b""),
+    "size": lambda rt, a: rt.empty(a),
+    "shape": lambda rt, a: rt.read(a, a),
+    "progress": lambda rt, a: rt.create(b"", progress=a),
+    "pools": lambda rt, a: Runtime(memory=[a]),
+    "resource": lambda rt, a: Runtime(resource=a),
+    "callback": lambda rt, a: rt.read(rt.create(b"a")).add_done_callback(a),
+    "descriptor": lambda rt, a: CopyDescriptor(rt.buffer(4), a, (1,), 4),
+}
+
+
+@pytest.mark.parametrize("bad", PRINTED.values(), ids=PRINTED)
+def test_a_refusal_names_an_array_and_does_not_print_it(sim: SimDriver, bad: Bad) -> None:
+    with Runtime(driver=sim) as rt, rt.empty(64) as memory:
+        array = DeviceArray(memory.ptr)
+        with pytest.raises(CuglueError, match=r"arrays\.DeviceArray of shape \(4, 4\), float32"):
+            bad(rt, array)
+        assert "DeviceArray" in repr(CopyDescriptor(array, (1,), (1,), 4))

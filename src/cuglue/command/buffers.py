@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
-from ..arguments import whole_of
+from ..arguments import shown, whole_of
 from ..core.block import BlockLife
 from ..core.stream import Stream
 from ..errors import ArgumentError, ClosedError, LayoutError, StorageHandleNotFound, UsageError
@@ -247,7 +247,7 @@ def bind_storage(reserved: Buffer, new: Buffer) -> None:
     """
     for buffer in (reserved, new):
         if not isinstance(buffer, Buffer):
-            raise UsageError("bind", got=repr(buffer)[:80], expected="buffers of this runtime")
+            raise UsageError("bind", got=shown(buffer)[:80], expected="buffers of this runtime")
     storage = reserved.storage
     if new._closed:
         raise ClosedError(repr(new), got="memory", expected="an open buffer")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..arguments import shown
 from ..driver.protocol import Access, CopyKind
 from ..errors import LayoutError
 from ..layout import CopyShape
@@ -30,7 +31,7 @@ def checked_operand(lane: Lane, descriptor: CopyDescriptor) -> Operand:
         raise LayoutError(
             f"copy of {descriptor.shape} elements of {descriptor.elem_size} bytes, strides {descriptor.strides}",
             got=f"{descriptor.span} bytes",
-            expected=f"within the {operand.nbytes} bytes of {descriptor.buffer!r}",
+            expected=f"within the {operand.nbytes} bytes of {shown(descriptor.buffer)}",
         )
     return operand
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..arguments import whole
+from ..arguments import shown, whole
 from ..errors import LayoutError, UsageError
 from ..layout import CopyShape, contiguous_strides, element, integers, pitched
 
@@ -25,7 +25,7 @@ def descriptor_of(what: str, value: Any) -> CopyDescriptor:
     if not isinstance(value, CopyDescriptor):
         raise UsageError(
             what,
-            got=repr(value)[:80],
+            got=shown(value)[:80],
             expected="a CopyDescriptor",
             hint="Make one: buffer.descriptor(shape, dtype)",
         )
@@ -83,6 +83,12 @@ class CopyDescriptor:
         last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
         set_(self, "span", (last + 1) * size)
         set_(self, "_moved", None)
+
+    def __repr__(self) -> str:
+        layout = (
+            f"shape={self.shape}, strides={self.strides}, elem_size={self.elem_size}, dtype={self.dtype!r}"
+        )
+        return f"CopyDescriptor(buffer={shown(self.buffer)}, {layout})"
 
     @classmethod
     def contiguous(cls, buffer: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Self:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
-from ..arguments import seconds
+from ..arguments import seconds, shown
 from ..core.event import Event
 from ..errors import CuglueError, DriverError, UsageError, forget_frames
 
@@ -113,7 +113,7 @@ class Future(Generic[T]):
         """
         if not callable(function):
             raise UsageError(
-                "callback of a future", got=repr(function)[:80], expected="a function of the future"
+                "callback of a future", got=shown(function)[:80], expected="a function of the future"
             )
         with self._lock:
             if self._event is not None:

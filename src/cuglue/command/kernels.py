@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ..arguments import whole
+from ..arguments import shown, whole
 from ..core.device import DeviceState, device_state
 from ..driver.protocol import Driver, SimFunction
 from ..errors import LaunchError, UnsupportedError, UsageError
@@ -42,16 +42,16 @@ class Kernel:
         self, name: str, source: str, *, options: Sequence[str] = (), sim: SimFunction | None = None
     ) -> None:
         if not isinstance(name, str) or not name.isidentifier():
-            raise UsageError("kernel name", got=repr(name), expected="the name of a function in the source")
+            raise UsageError("kernel name", got=shown(name), expected="the name of a function in the source")
         if not isinstance(source, str):
             raise UsageError(
                 f"source of kernel {name!r}", got=type(source).__name__, expected="CUDA C++ as a str"
             )
         listed = isinstance(options, Sequence) and not isinstance(options, str)
         if not listed or not all(isinstance(option, str) for option in options):
-            raise UsageError(f"options of kernel {name!r}", got=repr(options), expected="a sequence of str")
+            raise UsageError(f"options of kernel {name!r}", got=shown(options), expected="a sequence of str")
         if sim is not None and not callable(sim):
-            raise UsageError(f"sim of kernel {name!r}", got=repr(sim), expected="a function or None")
+            raise UsageError(f"sim of kernel {name!r}", got=shown(sim), expected="a function or None")
         self.name = name
         self.source = source
         self.options = tuple(options)
@@ -141,7 +141,7 @@ class KernelContext:
         if type(function).__module__.partition(".")[0] != "cupy" or not callable(function):
             raise UsageError(
                 "kernel",
-                got=repr(function)[:80],
+                got=shown(function)[:80],
                 expected="a Kernel, cupy.RawKernel or function of a cupy.RawModule",
             )
         if self.simulated:
@@ -183,7 +183,7 @@ def dimensions(what: str, value: Any) -> Dimensions:
     found = [n for n in map(whole, listed) if n is not None and n >= 0]
     full = (*found, 1, 1)[: max(3, len(listed))]
     if not found or len(found) != len(listed) or len(full) != 3:
-        raise LaunchError(what, got=repr(value), expected="an int of 0 or more, or one to three of them")
+        raise LaunchError(what, got=shown(value), expected="an int of 0 or more, or one to three of them")
     return full[0], full[1], full[2]
 
 

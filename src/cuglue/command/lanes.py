@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from ..arguments import whole_of
+from ..arguments import shown, whole_of
 from ..core.device import DeviceState
 from ..core.stream import Stream, as_stream
 from ..errors import DevicePoisoned, SeveralErrors, UsageError, WrongThreadError
@@ -138,7 +138,7 @@ class Lanes:
         for declaration in declared:
             if not isinstance(declaration, Declared):
                 raise UsageError(
-                    "use of a command", got=repr(declaration)[:80], expected="In(x), Out(x) or InOut(x)"
+                    "use of a command", got=shown(declaration)[:80], expected="In(x), Out(x) or InOut(x)"
                 )
             array = declaration.array
             uses.add(array, operand_of(array, self._place), declaration.access)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import shown
 from ..core.stream import Stream, as_stream
 from ..errors import UsageError
 from ..exchange.view import Exporter
@@ -194,7 +195,7 @@ def _host_array(array: Any, place: Place) -> Operand:
 def _no_array(value: Any, place: Place) -> Operand:
     raise UsageError(
         f"operand of type {type(value).__name__}",
-        got=repr(value)[:80],
+        got=shown(value)[:80],
         expected="a Buffer, CudaMap, view, CuPy array, torch tensor or __cuda_array_interface__",
     )
 

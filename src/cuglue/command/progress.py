@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from ..arguments import shown
 from ..core.event import Event
 from ..errors import CuglueError, UsageError
 from .futures import Future
@@ -53,7 +54,9 @@ class Progress:
     def __init__(self, report: Report, total: int, failures: Failures) -> None:
         if not callable(report):
             raise UsageError(
-                "progress", got=repr(report)[:80], expected="a function of (done_bytes, total_bytes), or None"
+                "progress",
+                got=shown(report)[:80],
+                expected="a function of (done_bytes, total_bytes), or None",
             )
         self._report = report
         self._failures = failures

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import shown
 from ..driver.protocol import Access, Span, SurfaceArg
 from ..errors import CuglueError, LaunchError, LayoutError, StreamMisuse, UsageError
 from ..layout import contiguous_strides
@@ -114,15 +115,15 @@ def _scalar(arg: Any, parameter: Parameter | None) -> Any:
         if arg is None:
             return 0
         raise LaunchError(
-            "pointer", got=repr(arg)[:80], expected="In(x), Out(x) or InOut(x) of an array, or None"
+            "pointer", got=shown(arg)[:80], expected="In(x), Out(x) or InOut(x) of an array, or None"
         )
     if parameter.kind == "opaque":
         if isinstance(arg, np.generic):
             return arg
         expected = "a NumPy scalar, structured where the type is"
-        raise LaunchError("struct or vector", got=repr(arg)[:80], expected=expected)
+        raise LaunchError("struct or vector", got=shown(arg)[:80], expected=expected)
     expected = f"In(x), Out(x) or InOut(x) of a map's {parameter.kind}"
-    raise LaunchError(f"{parameter.kind} object", got=repr(arg)[:80], expected=expected)
+    raise LaunchError(f"{parameter.kind} object", got=shown(arg)[:80], expected=expected)
 
 
 def _explained(
@@ -139,7 +140,7 @@ def _explained(
 def _undeclared(arg: Any) -> CuglueError:
     return UsageError(
         f"{type(arg).__name__} without a declaration",
-        got=repr(arg)[:80],
+        got=shown(arg)[:80],
         expected="In(x), Out(x) or InOut(x)",
         hint="Say what the kernel does with it, so that it can be ordered",
     )
@@ -150,7 +151,7 @@ def _check_memory(operand: Operand, declaration: Declared, access: Access, stric
     if not operand.writable and access & 2:
         raise UsageError(
             f"{type(declaration).__name__} of read-only memory",
-            got=repr(declaration.array),
+            got=shown(declaration.array),
             expected="In, or a writable map",
         )
     if operand.kind != "memory":

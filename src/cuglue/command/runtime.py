@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from ..arguments import whole_of
+from ..arguments import shown, whole_of
 from ..core.device import device_state
 from ..core.stream import Stream
 from ..driver.protocol import Driver
@@ -72,7 +72,7 @@ class Runtime(Owned):
         max_streams = whole_of("max_streams", max_streams, 1)
         device = whole_of("device", device, expected="an ordinal, an int of 0 or more")
         if not isinstance(resource, DeviceMemoryResource | None):
-            raise UsageError("resource of a runtime", got=repr(resource), expected="a DeviceMemoryResource")
+            raise UsageError("resource of a runtime", got=shown(resource), expected="a DeviceMemoryResource")
         self.driver = current_driver() if driver is None else open_driver(driver)
         self.device = device
         self._state = device_state(self.driver, device)

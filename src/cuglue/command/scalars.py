@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import shown
 from ..errors import LaunchError
 
 Convert = Callable[[Any], Any]
@@ -182,5 +183,5 @@ def _to_bool(value: Any) -> Any:
 
 
 def _misfit(value: Any, expected: str, kinds: tuple[type, ...]) -> LaunchError:
-    got = repr(value) if isinstance(value, kinds) else f"{value!r} ({type(value).__name__})"
+    got = shown(value) if isinstance(value, kinds) else f"{shown(value)} ({type(value).__name__})"
     return LaunchError("scalar", got=got, expected=expected)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..arguments import shown
 from ..core.block import BlockLife
 from ..core.stream import Stream
 from ..driver.protocol import Access
@@ -141,7 +142,7 @@ def refuse_transient(uses: Uses) -> None:
         if operand.kind != "memory" or (owner is not None and not isinstance(owner, BlockOwner)):
             raise CaptureError(
                 "recording work on a map",
-                got=repr(array),
+                got=shown(array),
                 expected="memory that stays where it is",
                 hint="Copy the map into a buffer before the replay, and record work on the buffer",
             )

@@ -11,6 +11,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from ..arguments import shown
 from ..driver.protocol import Driver
 from ..errors import UsageError
 
@@ -110,5 +111,5 @@ def check_device(driver: Driver, device: object) -> None:
     count = driver.device_count()
     if type(device) is not int or not 0 <= device < count:
         raise UsageError(
-            "device", got=repr(device), expected=f"an ordinal below {count} ({driver.name} driver)"
+            "device", got=shown(device), expected=f"an ordinal below {count} ({driver.name} driver)"
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from ..arguments import whole
+from ..arguments import shown, whole
 from ..driver.protocol import PER_THREAD_STREAM
 from ..errors import StreamMisuse, UsageError
 
@@ -40,9 +40,9 @@ def handle_of(obj: object) -> tuple[int, int | None, object]:
         pair = tuple(said) if isinstance(said, tuple | list) else ()
         handle = whole(pair[1]) if len(pair) == 2 else None
         if handle is None or pair[0] != 0:
-            got = repr(said) if handle is None else f"version {pair[0]}"
+            got = shown(said) if handle is None else f"version {pair[0]}"
             raise UsageError(f"__cuda_stream__ of {obj!r}", got=got, expected="version 0: (0, handle)")
         return handle, None, obj
     raise StreamMisuse(
-        "stream", got=repr(obj), expected="None, a CuPy or PyTorch stream, __cuda_stream__ or an int handle"
+        "stream", got=shown(obj), expected="None, a CuPy or PyTorch stream, __cuda_stream__ or an int handle"
     )

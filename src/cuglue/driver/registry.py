@@ -14,6 +14,7 @@ from functools import cache
 from types import TracebackType
 from typing import Any
 
+from ..arguments import shown
 from ..errors import UnsupportedError, UsageError
 from .protocol import Driver
 
@@ -107,7 +108,7 @@ def open_driver(choice: str | Driver) -> Driver:
     if choice == "sim":
         return _sim_driver()
     if isinstance(choice, str) or not callable(getattr(choice, "capabilities", None)):
-        raise UsageError("choice of a driver", got=repr(choice), expected="'cuda', 'sim' or a driver object")
+        raise UsageError("choice of a driver", got=shown(choice), expected="'cuda', 'sim' or a driver object")
     return choice
 
 

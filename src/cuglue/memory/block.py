@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
+from ..arguments import shown
 from ..core.block import Block, BlockLife
 from ..errors import LayoutError
 
@@ -29,11 +30,11 @@ def as_size(nbytes: object) -> int:
         LayoutError: negative (a ValueError).
     """
     if isinstance(nbytes, bool):
-        raise SizeTypeError("size", got=repr(nbytes), expected="an int of bytes")
+        raise SizeTypeError("size", got=shown(nbytes), expected="an int of bytes")
     try:
         size = operator.index(nbytes)  # type: ignore[arg-type] # that is the question
     except TypeError:
-        raise SizeTypeError("size", got=repr(nbytes), expected="an int of bytes") from None
+        raise SizeTypeError("size", got=shown(nbytes), expected="an int of bytes") from None
     if size < 0:
         raise LayoutError(
             "size", got=f"{size} bytes", expected="0 or more", hint="A product of a shape overflowed, perhaps"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from ...arguments import whole_of
+from ...arguments import shown, whole_of
 from ...errors import LayoutError
 from .spans import padded
 
@@ -139,15 +139,17 @@ class MemoryConfiguration:
         """
         if not isinstance(layout, MemoryConfiguration | Iterable):
             raise LayoutError(
-                "memory configuration", got=repr(layout), expected="a MemoryConfiguration, or a list of pools"
+                "memory configuration",
+                got=shown(layout),
+                expected="a MemoryConfiguration, or a list of pools",
             )
         given = layout if isinstance(layout, MemoryConfiguration) else cls(tuple(layout))
         if not isinstance(given.pools, Sequence):
             raise LayoutError(
-                "pools of a memory configuration", got=repr(given.pools), expected="a tuple of pools"
+                "pools of a memory configuration", got=shown(given.pools), expected="a tuple of pools"
             )
         if not isinstance(given.dry_run, bool):
-            raise LayoutError("dry_run", got=repr(given.dry_run), expected="True or False")
+            raise LayoutError("dry_run", got=shown(given.dry_run), expected="True or False")
         if not given.pools:
             raise LayoutError("memory configuration", got="no pools", expected="one or more")
         if len(given.pools) > MAX_POOLS:
@@ -155,12 +157,14 @@ class MemoryConfiguration:
                 "memory configuration", got=f"{len(given.pools)} pools", expected=f"at most {MAX_POOLS}"
             )
         if not isinstance(given.persistent, str) or given.persistent not in _PERSISTENT:
-            raise LayoutError("persistent", got=repr(given.persistent), expected="auto, disabled or enforced")
+            raise LayoutError(
+                "persistent", got=shown(given.persistent), expected="auto, disabled or enforced"
+            )
         for pool in given.pools:
             if not isinstance(pool, PoolLayout):
                 raise LayoutError(
                     "pool of a memory configuration",
-                    got=repr(pool),
+                    got=shown(pool),
                     expected="Sliced, Exclusive, Direct or Persistent",
                 )
         return replace(given, pools=tuple(pool.normalized() for pool in given.pools))

@@ -19,7 +19,7 @@ from functools import cached_property, partial
 from typing import Any
 from weakref import WeakSet
 
-from ...arguments import seconds
+from ...arguments import seconds, shown
 from ...core import process
 from ...core.device import device_state
 from ...core.stream import Stream, as_stream
@@ -90,7 +90,7 @@ class PoolResource(Owned, PoolArrays):
                 never. Only without a layout.
         """
         if not isinstance(upstream, DeviceMemoryResource):
-            raise UsageError("upstream of a pool", got=repr(upstream), expected="a DeviceMemoryResource")
+            raise UsageError("upstream of a pool", got=shown(upstream), expected="a DeviceMemoryResource")
         if max_bytes is not None and as_size(max_bytes) < 1:
             raise ArgumentError("max_bytes", got=max_bytes, expected="1 or more, or None")
         if idle_seconds is not None and not seconds("idle_seconds", idle_seconds):

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from ...arguments import shown
 from ...core.stream import Stream
 from ...errors import (
     BufferTooBig,
@@ -132,7 +133,7 @@ class StreamMemory:
             OutOfMemory: upstream has none.
         """
         if type(nbytes) is not int or nbytes < 1:
-            raise UsageError("reservation", got=repr(nbytes), expected="a size in bytes, 1 or more")
+            raise UsageError("reservation", got=shown(nbytes), expected="a size in bytes, 1 or more")
         return Reservation(self, self.take(nbytes), nbytes)
 
     def take(self, nbytes: int) -> Span:
@@ -290,7 +291,7 @@ class StreamMemory:
             UsageError: no :class:`MemoryAllocationMode`.
         """
         if not isinstance(mode, MemoryAllocationMode):
-            raise UsageError("allocation mode", got=repr(mode), expected="a MemoryAllocationMode")
+            raise UsageError("allocation mode", got=shown(mode), expected="a MemoryAllocationMode")
         self._apply_deferred()
         if self.configuration.persistent != "auto":
             return
