@@ -37,7 +37,8 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "what a subclass overrides; the overriding functions are swept": (
         "CudaGlOps.map", "CudaGlOps.unmap", "CudaGlOps.unregister", "DeviceMemoryResource.allocate",
         "DeviceMemoryResource.close", "DeviceMemoryResource.deallocate", "DeviceMemoryResource.finish_block_use",
-        "DeviceMemoryResource.prepare_block_use", "DeviceMemoryResource.record_block_use",
+        "DeviceMemoryResource.prepare_block_use", "DeviceMemoryResource.reap_pending",
+        "DeviceMemoryResource.record_block_use",
     ),
     "calls OpenGL and no driver; tests/graphics/test_glops.py, test_glcontext.py, test_external_gl.py": (
         "GlContext.hand_over", "GlContext.make_current", "GlContext.release", "GlOps.call", "GlOps.close",
