@@ -88,6 +88,7 @@ def test_device_is_the_one_cupy_sees(driver: Any) -> None:
 
     properties = cupy.cuda.runtime.getDeviceProperties(0)
     assert driver.device_count() == cupy.cuda.runtime.getDeviceCount()
+    assert driver.device_current() == cupy.cuda.runtime.getDevice()
     assert driver.device_name(0) == properties["name"].decode()
     assert driver.device_uuid(0) == properties["uuid"]
     assert len(driver.device_uuid(0)) == 16

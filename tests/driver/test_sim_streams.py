@@ -61,6 +61,22 @@ def test_the_current_stream_is_each_threads_own_and_nests() -> None:
     assert sim.stream_current(0) == first.ptr
     with pytest.raises(UsageError):
         sim.current_stream("main")
+    sim.current_stream(None)
+
+
+def test_the_current_device_is_that_of_the_current_stream() -> None:
+    sim = SimDriver(devices=2)
+    first, second = sim.Stream(), sim.Stream(device=1)
+    assert sim.device_current() == 0
+    with second:
+        assert sim.device_current() == 1
+        with first:
+            assert sim.device_current() == 0
+        with sim.current_stream(0):
+            assert sim.device_current() == 0
+        assert sim.device_current() == 1
+    with sim.current_stream(as_stream(second, device=1, driver=sim)):
+        assert sim.device_current() == 1, "known by its number"
 
 
 def test_a_dropped_stream_of_a_poisoned_device_is_silent() -> None:

@@ -264,22 +264,19 @@ def test_report_M72_managed_memory_is_refused_where_there_is_none() -> None:
 # --- several devices --------------------------------------------------------------------------------------------
 
 
-def test_per_device_asks_which_device_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = SimDriver(devices=2)
+def test_per_device_asks_which_device_is_current() -> None:
+    driver = SimDriver(devices=3)
     with cuglue.use_driver(driver):
         resources = {0: AsyncCudaResource(0), 1: AsyncCudaResource(1)}
         both = PerDevice(resources)
         assert both.malloc is both.malloc
-        current = [0]
-        monkeypatch.setattr(cupy.cuda.runtime, "getDevice", lambda: current[0])
         with both.as_cupy_allocator() as entered:
             assert entered is both
             a = cupy.cuda.alloc(100)
-            current[0] = 1
-            b = cupy.cuda.alloc(200)
-            empty = cupy.cuda.alloc(0)
-            current[0] = 2
-            with pytest.raises(UsageError, match="device 2"):
+            with driver.Stream(1):
+                b = cupy.cuda.alloc(200)
+                empty = cupy.cuda.alloc(0)
+            with driver.Stream(2), pytest.raises(UsageError, match="device 2"):
                 cupy.cuda.alloc(300)
         assert (a.device_id, b.device_id, empty.device_id) == (0, 1, 1)
         assert (resources[0].live_bytes, resources[1].live_bytes) == (100, 200)
@@ -290,6 +287,21 @@ def test_per_device_asks_which_device_is_current(monkeypatch: pytest.MonkeyPatch
             resource._state.retire.run_forgotten()
         both.close()
         assert all(resource.closed for resource in resources.values())
+
+
+def test_per_device_needs_no_gpu_on_the_simulated_device(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_gpu() -> int:
+        raise cupy.cuda.runtime.CUDARuntimeError(35)
+
+    monkeypatch.setattr(cupy.cuda.runtime, "getDevice", no_gpu)
+    both = PerDevice({0: AsyncCudaResource(0)})
+    pointer = both.malloc(100)
+    assert both[0].bytes_outstanding == 100
+    del pointer
+    both.close()
+    assert PerDevice({}).resources == {}
+    with pytest.raises(UsageError, match="device 0"):
+        PerDevice({}).malloc(100)
 
 
 def test_per_device_takes_each_resource_for_its_own_device(driver: Any) -> None:

@@ -185,6 +185,9 @@ class Driver(Protocol):
     def device_count(self) -> int:
         """Number of devices."""
 
+    def device_current(self) -> int:
+        """Ordinal of the device that the array library uses on this thread."""
+
     def capabilities(self, device: int) -> Capabilities:
         """What this driver can do on ``device``; cached by the driver, cheap."""
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from ..errors import UsageError, raise_together
-from . import cupy_plug
+from ..core import process
+from ..driver.registry import current_driver
+from ..errors import CuglueError, UsageError, raise_together
 from .cupy_scope import Scope
 from .resource import DeviceMemoryResource
 
@@ -51,7 +52,23 @@ class PerDevice:
     @cached_property
     def malloc(self) -> Malloc:
         """CuPy's allocator for all these devices; see :attr:`DeviceMemoryResource.malloc`."""
-        return cupy_plug.dispatch_malloc(self)
+        driver = next((resource.driver for resource in self.resources.values()), None) or current_driver()
+        allocators: dict[int, Malloc] = {}
+        life = process.life
+
+        def malloc(nbytes: int) -> Any:
+            try:
+                device = driver.device_current()
+            except CuglueError:
+                if process.life is not life:
+                    raise process.forked_child(self) from None
+                raise
+            allocate = allocators.get(device)
+            if allocate is None:
+                allocate = allocators[device] = self[device].malloc
+            return allocate(nbytes)
+
+        return malloc
 
     def as_cupy_allocator(self) -> Scope[Self]:
         """``with`` this, CuPy allocates here: this thread and task only, innermost wins, restored on the way out."""

@@ -29,6 +29,11 @@ class Devices(Contexts):
         """Inherited."""
         return self._count
 
+    def device_current(self) -> int:
+        """Inherited."""
+        device: int = call_runtime(runtime.getDevice)
+        return device
+
     def capabilities(self, device: int) -> Capabilities:
         """Inherited."""
         known = self._capabilities.get(device)

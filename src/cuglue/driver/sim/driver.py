@@ -106,6 +106,14 @@ class SimDriver(GraphicsCalls, ExternalCalls, VirtualCalls, StreamCalls, GraphCa
         return self._current.choose(stream)
 
     @driver_call
+    def device_current(self) -> int:
+        """The device of the current stream of this thread; the first one where that is a default stream."""
+        stream = self._current.get()
+        known = self._streams.get(stream) if isinstance(stream, int) else stream
+        device: int = getattr(known, "device", 0)
+        return device
+
+    @driver_call
     def stream_current(self, device: int) -> Any:
         """The current stream of this thread; the legacy default one where it belongs to another device."""
         stream = self._current.get()

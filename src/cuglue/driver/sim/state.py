@@ -32,7 +32,7 @@ C = TypeVar("C", bound="State")
 
 
 #: Questions about the thread: they touch no device, so a forked child may ask them.
-_HOST_ONLY = frozenset({"stream_current", "capture_status"})
+_HOST_ONLY = frozenset({"device_current", "stream_current", "capture_status"})
 
 
 def driver_call(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P], R]:

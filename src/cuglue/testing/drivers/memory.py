@@ -22,6 +22,7 @@ class MemoryTests(DriverCase):
         """Counts, names, identities, memory."""
         driver = self.driver
         assert driver.device_count() > self.device
+        assert driver.device_current() in range(driver.device_count())
         assert driver.device_name(self.device)
         assert len(driver.device_uuid(self.device)) == 16
         free, total = driver.memory_info(self.device)
