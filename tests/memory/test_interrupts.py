@@ -13,21 +13,22 @@ import pytest
 from interrupts import interrupted
 
 import cuglue
-from cuglue import AsyncCudaResource, current_driver
+from cuglue import AsyncCudaResource, TrackingResource, current_driver
 from cuglue.lifecycle import BlockState
 from cuglue.testing import SimDriver
 
 
-def sweep(program: Callable[[Any, Any, list[Any]], None]) -> int:
+def sweep(program: Callable[[Any, Any, list[Any]], None], make: Callable[[], Any]) -> int:
     """Interrupt ``program(resource, stream, kept)`` at each of its points in turn; their number.
 
     Args:
+        make: the resource.
         program: puts into ``kept`` what it gets.
     """
     for step in itertools.count(1):
         driver = SimDriver(memory_bytes=1 << 22)
         with cuglue.use_driver(driver):
-            resource, stream, kept = AsyncCudaResource(), driver.Stream(), []
+            resource, stream, kept = make(), driver.Stream(), []
             resource.deallocate(resource.allocate(64, stream))
             resource.malloc(64)
             resource.reap_pending()
@@ -85,9 +86,12 @@ def an_array_that_is_asked_about(resource: Any, stream: Any, kept: list[Any]) ->
 
 
 @pytest.mark.parametrize(
+    "make", [AsyncCudaResource, lambda: TrackingResource(AsyncCudaResource())], ids=["alone", "tracked"]
+)
+@pytest.mark.parametrize(
     "program", [a_block, a_used_block, an_array, an_array_of_a_stream, an_array_that_is_asked_about]
 )
-def test_an_interrupt_loses_no_memory(program: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_interrupt_loses_no_memory(program: Any, make: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert sweep(program) > 20
+        assert sweep(program, make) > 20
     assert caplog.messages == []

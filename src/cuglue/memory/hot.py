@@ -93,8 +93,13 @@ def driver_way(source: SourceResource, take_back: Callable[[Entry], None]) -> Wa
         except refusals as error:
             address = take_again(source, shortcuts, nbytes, home, error)
         entry = [take_back, address, nbytes, home, None, next_generation() if desk.numbered else 0]
-        if address in blocks or setdefault(address, entry) is not entry:
-            raise address_is_live(address)
+        try:
+            if address in blocks or setdefault(address, entry) is not entry:
+                raise address_is_live(address)
+        except BaseException as error:
+            if not isinstance(error, DriverError):  # else it is not ours to free
+                give_up(way, entry, error)
+            raise
         return entry
 
     def give(entry: Entry, here: Home | None) -> None:
@@ -114,7 +119,8 @@ def driver_way(source: SourceResource, take_back: Callable[[Entry], None]) -> Wa
             if home.left:
                 desk.left[id(home)] = home
 
-    return Way(desk, take, give)
+    way = Way(desk, take, give)
+    return way
 
 
 class NoShortcuts:

@@ -78,21 +78,21 @@ class LoggingResource(Adaptor):
 
         # As _emit, without a call where nothing failed.
         def take(nbytes: int, home: Home, here: Home | None) -> Entry:
+            me = _thread()
             try:
                 entry = take_below(nbytes, home, here)
             except BaseException as error:
                 emit(_ALLOCATE, home.stream.id, None, nbytes, UNTAGGED, None, failure_of(error))
                 raise
-            me = _thread()
             if me in emitting:
                 self._dropped += 1
                 return entry
-            record = (
-                _ALLOCATE, ordinal, home.stream.id, entry[1], nbytes, UNTAGGED, entry[5],
-                me, next_order(), _now(), None,
-            )  # fmt: skip
             try:
                 emitting.add(me)
+                record = (
+                    _ALLOCATE, ordinal, home.stream.id, entry[1], nbytes, UNTAGGED, entry[5],
+                    me, next_order(), _now(), None,
+                )  # fmt: skip
                 self.sink.emit(_new_record(AllocationRecord, record))
             except Exception:  # noqa: BLE001 - whatever a sink does, memory goes on
                 self._dropped += 1

@@ -23,7 +23,7 @@ from .adaptor import Adaptor
 from .block import UNTAGGED
 from .desks import Home
 from .entries import Entry
-from .hot import Way
+from .hot import Way, give_up
 from .resource import DeviceMemoryResource, check_block
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -114,10 +114,14 @@ class TrackingResource(Adaptor):
 
     def _allocate(self, nbytes: int, stream: Stream, tag: str, kind: Any) -> Any:
         block = self._take(nbytes, stream, tag, kind)
-        thread = threading.current_thread().name
-        self._live[block.generation] = LiveAllocation(
-            block.id, block.size, tag, calling_line(), thread, time.time()
-        )
+        try:
+            thread = threading.current_thread().name
+            self._live[block.generation] = LiveAllocation(
+                block.id, block.size, tag, calling_line(), thread, time.time()
+            )
+        except BaseException as error:  # interrupted: nobody gets this block
+            self._return(block, error)
+            raise
         return block
 
     def _given(self, block: Any) -> None:
@@ -133,10 +137,16 @@ class TrackingResource(Adaptor):
 
         def take(nbytes: int, home: Home, here: Home | None) -> Entry:
             entry = take_below(nbytes, home, here)
-            generation = entry[5]
-            thread = threading.current_thread().name
-            block = BlockId(entry[1], generation, home.stream.id, ordinal)
-            live[generation] = LiveAllocation(block, nbytes, UNTAGGED, calling_line(), thread, time.time())
+            try:
+                generation = entry[5]
+                thread = threading.current_thread().name
+                block = BlockId(entry[1], generation, home.stream.id, ordinal)
+                live[generation] = LiveAllocation(
+                    block, nbytes, UNTAGGED, calling_line(), thread, time.time()
+                )
+            except BaseException as error:  # interrupted: nobody gets this memory
+                give_up(way, entry, error)
+                raise
             return entry
 
         def give(entry: Entry, here: Home | None) -> None:
