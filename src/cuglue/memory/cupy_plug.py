@@ -222,22 +222,6 @@ def cupy_types() -> CupyTypes:
     return CupyTypes(BaseMemory, MemoryPointer, UnownedMemory, runtime.getDevice)
 
 
-def dispatch_malloc(resources: Any) -> Malloc:
-    """CuPy's allocator that asks which device is current. ``resources[device]`` gives a resource."""
-    from cupy.cuda import runtime
-
-    allocators: dict[int, Malloc] = {}
-
-    def malloc(nbytes: int) -> MemoryPointer:
-        device = runtime.getDevice()
-        allocate = allocators.get(device)
-        if allocate is None:
-            allocate = allocators[device] = resources[device].malloc
-        return allocate(nbytes)
-
-    return malloc
-
-
 def wrong_current_device(resource: object, current: int) -> UsageError:
     """The error for an array of a device that is not the resource's."""
     return UsageError(
