@@ -270,7 +270,7 @@ def element(dtype: Any) -> np.dtype[Any]:
     """The element type that ``dtype`` names, if its elements are bytes in memory.
 
     Raises:
-        LayoutError: NumPy knows no such type, or its elements are Python objects or empty.
+        LayoutError: NumPy knows no such type, or its elements are Python objects, empty, or arrays.
     """
     try:
         item: np.dtype[Any] = np.dtype(dtype)
@@ -278,6 +278,11 @@ def element(dtype: Any) -> np.dtype[Any]:
         raise LayoutError("element type", got=shown(dtype), expected="a dtype that NumPy knows") from error
     if item.hasobject or not item.itemsize:
         raise LayoutError("element type", got=repr(item), expected="numbers, or other bytes of a fixed size")
+    if item.subdtype is not None:
+        base, sides = item.subdtype
+        raise LayoutError(
+            "element type", got=repr(item), expected=f"{base}", hint=f"Put {sides} at the end of the shape"
+        )
     return item
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cuglue.errors import LayoutError
-from cuglue.layout import CopyShape, Layout, contiguous_strides, pitched
+from cuglue.layout import CopyShape, Layout, contiguous_strides, element, pitched
 
 DTYPES = st.sampled_from(["u1", "i2", "f2", "f4", "f8", "c16"])
 SHAPES = st.lists(st.integers(0, 5), max_size=4).map(tuple)
@@ -167,3 +167,9 @@ def test_C19_the_rows_are_the_elements(data: st.DataObject) -> None:
     ]
     assert moved == addressed
     assert copy.nbytes == math.prod(shape) * size
+
+
+@pytest.mark.parametrize("dtype", ["2f4", ("f4", (2,)), np.dtype(("u1", (2, 3)))], ids=str)
+def test_an_element_is_no_array(dtype: Any) -> None:
+    with pytest.raises(LayoutError, match=r"Put \(2,.*\) at the end of the shape"):
+        element(dtype)
