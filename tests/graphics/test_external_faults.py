@@ -12,9 +12,10 @@ import pytest
 from graphics.shared_memory import descriptors, memory_file, settled
 
 import cuglue
-from cuglue import InOut, Kernel, Runtime, as_stream, external
-from cuglue.driver.protocol import Access, ArrayInfo, SurfaceArg, TexelKind
-from cuglue.errors import CuglueError, DriverError, MapConflictError, UsageError
+from cuglue import InOut, Kernel, Runtime, as_stream, external, testing
+from cuglue.driver.protocol import Access, ArrayInfo, CaptureMode, CaptureStatus, SurfaceArg, TexelKind
+from cuglue.driver.sim import SimDriver
+from cuglue.errors import CaptureError, CuglueError, DriverError, MapConflictError, UsageError
 from cuglue.graphics import image_copy
 from cuglue.graphics.handle import CudaHandle
 from cuglue.graphics.mapping import CudaMap
@@ -210,6 +211,24 @@ def test_verifying_a_dma_buf_under_failing_calls() -> None:
     ).check()
     with cuglue.use_driver("sim"), fail("copy_async"), pytest.raises(DriverError):
         external.import_fd(fd, allocation_size=len(content), kind="dma_buf")
+    assert os.pread(fd, len(content), 0) == content
+    os.close(fd)
+
+
+def test_a_dma_buf_is_not_verified_in_a_graph() -> None:
+    content = bytes(range(256)) * 32
+    fd = memory_file(len(content), content)
+    sim = SimDriver()
+    stream = sim.Stream()
+    with cuglue.use_driver(sim), sim.current_stream(stream):
+        sim.capture_begin(stream.ptr, CaptureMode.RELAXED)
+        with testing.trace(only={"copy_async"}) as calls, pytest.raises(CaptureError):
+            external.import_fd(fd, allocation_size=len(content), kind="dma_buf")
+        assert calls == []
+        assert sim.capture_status(stream.ptr) is CaptureStatus.ACTIVE
+        sim.graph_destroy(sim.capture_end(stream.ptr))
+        with external.import_fd(fd, allocation_size=len(content), kind="dma_buf") as memory:
+            assert memory.kind == "dma_buf"
     assert os.pread(fd, len(content), 0) == content
     os.close(fd)
 

@@ -32,6 +32,7 @@ def verify(memory: ExternalMemory, fd: int) -> None:
 
     Raises:
         UnsupportedError: the host cannot map the buffer, or the device sees other bytes.
+        CaptureError: the current stream captures a graph.
     """
     with Undo(memory.state.retire) as undo:
         range_ = Range(memory, 0, memory.size)
@@ -51,6 +52,8 @@ def verify(memory: ExternalMemory, fd: int) -> None:
 def _differing(memory: ExternalMemory, ptr: int, fd: int) -> int | None:
     """Offset of a sample that the device sees otherwise than the host; None if there is none."""
     state = memory.state
+    stream = as_stream(None, device=memory.device, driver=state.driver)
+    stream.refuse_capture("verify imported memory")
     try:
         host = mmap.mmap(fd, memory.size)
     except (OSError, ValueError) as error:
@@ -61,7 +64,6 @@ def _differing(memory: ExternalMemory, ptr: int, fd: int) -> int | None:
             reason="dma_buf",
         ) from error
     offsets = _offsets(memory.size)
-    stream = as_stream(None, device=memory.device, driver=state.driver)
     with host:
         _sync(fd, _START)
         kept = [host[at : at + SAMPLE_BYTES] for at in offsets]
