@@ -6,7 +6,7 @@ Must not know what the resource is, nor what its memory is used for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..core.block import Block
 from ..core.device import DeviceState
@@ -107,8 +107,8 @@ class Registration:
             self._after(stream, mapped=False)
 
 
-def map_together(group: Sequence[Registration], stream: Stream) -> None:
-    """:meth:`Registration.map` of several resources of one device, with one driver call."""
+def map_together(group: Sequence[Registration], stream: Stream, held: list[Registration]) -> None:
+    """:meth:`Registration.map` of several resources of one device, with one driver call. They are added to ``held``."""
     fresh = [r for r in group if not r._users]
     for registration in fresh:
         registration._before(stream)
@@ -116,12 +116,26 @@ def map_together(group: Sequence[Registration], stream: Stream) -> None:
         fresh[0].state.driver.graphics_map([r.handle for r in fresh], stream.handle)
     for registration in fresh:
         registration._after(stream, mapped=True)
-    for registration in group:
-        registration._users += 1
+    hold(group, held)
 
 
-def unmap_together(group: Sequence[Registration], stream: Stream) -> None:
-    """:meth:`Registration.unmap` of several resources of one device, with one driver call."""
+def hold(group: Iterable[Registration], held: list[Registration]) -> None:
+    """One more user of each that is mapped, or was mapped just now. They are added to ``held``, each once."""
+    for registration in dict.fromkeys(group):
+        if registration._mapped:
+            registration._users += 1
+            held.append(registration)
+
+
+def let_go(held: list[Registration]) -> None:
+    """Undo :func:`hold` where others have them mapped still: nothing is left to order."""
+    while held:
+        held[-1]._users -= 1
+        held.pop()
+
+
+def unmap_together(group: list[Registration], stream: Stream) -> None:
+    """:meth:`Registration.unmap` of several resources of one device, with one driver call. Empties ``group``."""
     last = [r for r in group if r._users == 1 and r._mapped]
     for registration in last:
         registration.uses.prepare(stream, Access.READ_WRITE)
@@ -129,8 +143,7 @@ def unmap_together(group: Sequence[Registration], stream: Stream) -> None:
         last[0].state.driver.graphics_unmap([r.handle for r in last], stream.handle)
     for registration in last:
         registration._after(stream, mapped=False)
-    for registration in group:
-        registration._users -= 1
+    let_go(group)
 
 
 def undo_map_together(group: Sequence[Registration], stream: Stream, error: BaseException) -> None:

@@ -18,7 +18,14 @@ from .backings import WHOLE, Backing, GlBacking
 from .handle import CudaHandle
 from .life import Life, Wish
 from .mapping import CudaMap
-from .registration import Registration, map_together, undo_map_together, unmap_together
+from .registration import (
+    Registration,
+    hold,
+    let_go,
+    map_together,
+    undo_map_together,
+    unmap_together,
+)
 from .users import unannounced_readers
 
 
@@ -54,7 +61,9 @@ class MapList(list[CudaMap]):
 class _Group:
     """Handles whose calls run in one place: one journey there maps them all, and one leaves them all.
 
-    Those of one OpenGL context are held mapped by one driver call while their maps come and go.
+    Those of one OpenGL context are held mapped by one driver call while their maps are made, and while they are left
+    together. In between nothing but the maps holds them: a map that is left alone hands its object back, also where the
+    list is gone.
 
     Attributes:
         maps: in the order of their handles.
@@ -90,12 +99,12 @@ class _Group:
         with stream.state.ordering:
             for backing in backings:
                 backing.check(WHOLE)
-            map_together(registrations, stream)
-        self._held = registrations
+            map_together(registrations, stream, self._held)
         for handle, wish in self._chosen:
             m = handle._life.map(stream, wish)
             m.handle = handle
             self.maps.append(m)
+        let_go(self._held)
 
     def leave(self, errors: list[BaseException]) -> None:
         """Leave the maps and hand the objects back, but for those that somebody else has mapped still.
@@ -104,6 +113,8 @@ class _Group:
         """
         stream, backing = self._stream, self._first._life.backing
         maps = [m for m in self.maps if not m.released]
+        if not maps and not self._held:
+            return
         current = as_stream(None, device=stream.device, driver=stream.driver)
         where = stream if stream.nameable() else current  # never a handle that may be dead by now
         try:
@@ -133,6 +144,9 @@ class _Group:
                 noted.append(m)
             except CuglueError as error:
                 errors.append(error)
+        if not self._held:
+            backings = [m._life.backing for m in noted]
+            hold([b.registration for b in backings if isinstance(b, GlBacking)], self._held)
         for m in noted:
             try:
                 m._life.leave_here(m, stream, current, True, noted=True)
@@ -141,7 +155,6 @@ class _Group:
         if self._held:
             with stream.state.ordering:
                 unmap_together(self._held, stream)
-            self._held = []
 
     def undo(self, error: BaseException) -> None:
         """Leave without publishing, because of ``error``; what cannot be left now is left before its next use."""
