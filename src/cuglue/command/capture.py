@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Self, cast
 
@@ -101,11 +102,11 @@ class Capture:
             lane.drops.drain()
             lane.stream.state.retire.run_forgotten()
             recording.begin(lane.stream)
+            lane.window = Window(lane.stream, self._primed)
+            lane.capture_state, lane.warmup = state, None
         except BaseException:
-            self._reset("begin_refused")
+            self._drop()
             raise
-        lane.capture_state, lane.warmup = state, None
-        lane.window = Window(lane.stream, self._primed)
 
     def end(self) -> Graph:
         """Last step: the graph of what was recorded.
@@ -158,8 +159,10 @@ class Capture:
                     expected="memory that stays where it is",
                 )
             executable = driver.graph_instantiate(graph)
-        except CuglueError as error:
+        except BaseException as error:
             claim(window.writes.values(), Failure(error))
+            if not isinstance(error, CuglueError):  # an interrupt
+                self._stop()
             raise
         finally:
             if graph:
@@ -181,8 +184,28 @@ class Capture:
             recording.destroy(stream, recording.end(stream))
         except CuglueError as error:
             failure.add_note(f"ending the driver's capture failed too: {error}")
+        except BaseException:  # an interrupt
+            self._stop()
+            raise
         finally:
             self._reset(event)
+
+    def _drop(self) -> None:
+        """Leave nothing of this capture: an interrupt, or a refusal, came between its steps."""
+        lane = self._lane
+        if lane.capture_owner is self and lane.window is not None:
+            self._discard(lane.window, "end")
+        elif lane.capture_owner is self:
+            self._stop()
+            self._reset("end")
+
+    def _stop(self) -> None:
+        """End the driver's capture, if it is under way still, without a graph; now or with the next drain."""
+        stream = self._lane.stream
+        try:
+            recording.throw_away(stream)
+        except CuglueError:
+            stream.state.retire.forget(partial(recording.throw_away, stream))
 
     def _reset(self, event: str) -> None:
         lane = self._lane
@@ -202,8 +225,14 @@ class Capture:
 
     # --- in `with` ----------------------------------------------------------------------------------------------
     def __enter__(self) -> Self:
-        self.prepare()
-        self.begin()
+        try:
+            self.prepare()
+            self.begin()
+        except CuglueError:
+            raise  # a refusal changed nothing
+        except BaseException:
+            self._drop()
+            raise
         return self
 
     @contextmanager
@@ -222,27 +251,31 @@ class Capture:
             )
         try:
             recording.destroy(lane.stream, recording.end(lane.stream))
-        except BaseException:
-            self._reset("end")
-            raise
-        lane.window, lane.warmup = None, self._primed
-        lane.capture_state = step(
-            CAPTURE, step(CAPTURE, self._state, "end", repr(self)), "prepare", repr(self)
-        )
-        try:
+            lane.window, lane.warmup = None, self._primed
+            lane.capture_state = step(
+                CAPTURE, step(CAPTURE, self._state, "end", repr(self)), "prepare", repr(self)
+            )
             yield
+            self.begin()
         except BaseException:
-            self._reset("end")
+            if lane.capture_owner is self:
+                lane.window = None  # nothing was recorded
+                self._drop()
             raise
-        self.begin()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self.end()
-            return
         window = self._lane.window
-        if self._lane.capture_owner is self and window is not None:
-            window.doom(error)
-            self._discard(window, "end")
+        try:
+            if error is None:
+                self.end()
+            elif self._lane.capture_owner is self:
+                if window is not None:
+                    window.doom(error)
+                self._drop()
+        except CuglueError:
+            raise
+        except BaseException:
+            self._drop()
+            raise

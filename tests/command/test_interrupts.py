@@ -1,0 +1,69 @@
+"""Ctrl-C at every point of a capture: the stream records no longer, and the device works on."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import sys
+
+import numpy as np
+import pytest
+from interrupts import interrupted
+from sample_kernels import SAXPY
+
+import cuglue
+from cuglue import Capture, In, Out, Runtime
+from cuglue.errors import CaptureError
+from cuglue.testing import SimDriver
+
+N = 16
+BEFORE_EXIT = f"command/capture.py:{Capture.__exit__.__code__.co_firstlineno}"
+
+
+@pytest.mark.filterwarnings("ignore:Graph.*never closed:ResourceWarning")  # the interrupt kept it
+@pytest.mark.parametrize("body", ["plain", "warmup", "raises"])
+def test_C31_an_interrupted_capture_leaves_no_stream_recording(body: str) -> None:
+    for step in itertools.count(1):
+        driver = SimDriver()
+        with cuglue.use_driver(driver), Runtime(driver=driver) as rt:
+            stream = rt.stream(0)
+            x, y = rt.create(np.ones(N, "f4"), stream), rt.empty(4 * N, stream)
+
+            def work() -> None:
+                rt.launch(SAXPY, 1, N, In(x), Out(y), 2.0, N, stream=stream)  # noqa: B023
+
+            def capture() -> None:
+                with rt.capture(stream) as capture:  # noqa: B023
+                    if body == "warmup":
+                        with capture.warmup():
+                            work()
+                    work()
+                    if body == "raises":
+                        raise ZeroDivisionError
+                capture.graph.close()
+
+            def program() -> None:
+                try:
+                    capture()
+                except ZeroDivisionError:
+                    pass
+
+            where = interrupted(program, step, "command/capture.py", "command/recording.py")
+            sys.last_exc = None  # type: ignore[assignment]
+            gc.collect()
+            found = f"{where}, step {step}"
+            if where == BEFORE_EXIT:  # which Python does not run then
+                with pytest.raises(CaptureError, match="abandoned"):
+                    rt.capture(stream).end()
+            assert not stream.capturing, found
+            work()
+            assert set(rt.read(y, dtype="f4", stream=stream).result().tolist()) == {2.0}, found
+            with rt.capture(stream) as again:
+                work()
+            again.graph.replay()
+            rt.synchronize()
+            again.graph.close()
+        assert driver.hazards == []
+        if where is None:
+            assert step > 10
+            return
