@@ -51,7 +51,10 @@ class ExportToken:
         self._dropped = dropped
 
     def __del__(self) -> None:
-        self._dropped.append(self._number)  # on any thread, also in the collector: nothing but this
+        try:
+            self._dropped.append(self._number)  # on any thread, also in the collector: nothing but this
+        except AttributeError:
+            pass  # its making was interrupted
 
 
 class ExportLedger:
@@ -73,8 +76,9 @@ class ExportLedger:
         if len(self._dropped) > _FOLD_ABOVE:
             self._fold()
         number = next(_numbers)
+        token = ExportToken(owner, number, self._dropped)  # first: an interrupt leaves no entry without a holder
         self._live[number] = how, call_site(2)
-        return ExportToken(owner, number, self._dropped)
+        return token
 
     def live(self) -> tuple[Export, ...]:
         """Every export that somebody still holds, oldest first."""

@@ -68,9 +68,10 @@ class Share:
         keep: what has to live as long as somebody refers to the memory.
         readers: where maps note themselves that arrays were made from, for memory that may end before those arrays.
         maps, writers: how many maps are live, and how many of them may write.
+        open: False once the backing has shut it.
     """
 
-    __slots__ = ("block", "keep", "layout", "maps", "part", "planes", "readers", "rows", "writers")
+    __slots__ = ("block", "keep", "layout", "maps", "open", "part", "planes", "readers", "rows", "writers")
 
     def __init__(
         self,
@@ -92,6 +93,7 @@ class Share:
         self.readers = readers
         self.maps = 0
         self.writers = 0
+        self.open = True
 
     def note_reader(self, m: object) -> None:
         """Arrays are made from ``m``, a map of this part."""
@@ -174,7 +176,10 @@ class Backing(ABC):
 
     @abstractmethod
     def shut(self, share: Share, stream: Stream) -> None:
-        """Give the part back after its last map: graphics work issued later comes after ``stream``."""
+        """Give the part back after its last map: graphics work issued later comes after ``stream``.
+
+        Called again where it failed, or an interrupt came: what is done already is not done twice.
+        """
 
     @abstractmethod
     def destroy(self) -> None:

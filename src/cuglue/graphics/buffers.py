@@ -80,16 +80,18 @@ class GlBuffer(GlBacking):
                 raise StaleHandleError(
                     f"{self._what}", got=f"a mapping of {nbytes} bytes", expected=f"{self.size} bytes"
                 )
+            layout = self.layout if nbytes == self.size else Layout.of((nbytes,), "u1")
+            return Share(part, Block(ptr, nbytes, stream, stream.seq, "mapped GL buffer"), layout)
         except BaseException as error:
             registration.undo_map(stream, error)
             raise
-        layout = self.layout if nbytes == self.size else Layout.of((nbytes,), "u1")
-        return Share(part, Block(ptr, nbytes, stream, stream.seq, "mapped GL buffer"), layout)
 
     def shut(self, share: Share, stream: Stream) -> None:
         """Inherited."""
-        share.block.join_uses(stream)
-        self.registration.unmap(stream)
+        if share.open:
+            share.block.join_uses(stream)
+            self.registration.unmap(stream)
+            share.open = False
 
     def __str__(self) -> str:
         return self._what
@@ -132,13 +134,13 @@ class ForeignBuffer(Backing):
             with self.state.ordering:
                 stream.join_context()
                 block = Block(ptr, nbytes, stream, stream.submit(), "mapped GL buffer")
+            return Share(part, block, Layout.of((nbytes,), "u1"))
         except BaseException as error:
             try:
                 self.ops.unmap(self.resource)
             except Exception as second:  # noqa: BLE001 - the caller's code; the first error is the one to raise
                 error.add_note(f"its ops could not unmap it: {second}")
             raise
-        return Share(part, block, Layout.of((nbytes,), "u1"))
 
     @property
     def ordering(self) -> AbstractContextManager[object]:
@@ -155,10 +157,13 @@ class ForeignBuffer(Backing):
 
     def shut(self, share: Share, stream: Stream) -> None:
         """Inherited."""
+        if not share.open:
+            return
         with self.state.ordering:
             share.block.join_uses(stream)
             stream.hold_context()
         self.ops.unmap(self.resource)
+        share.open = False
 
     def destroy(self) -> None:
         """Inherited."""

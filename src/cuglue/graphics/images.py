@@ -150,9 +150,11 @@ class ImageBacking(OpaqueBacking):
     def shut(self, share: Share, stream: Stream) -> None:
         """Inherited. Readers of the linear copy are not waited for: the next copy into it waits for them."""
         copied = _copied(share)
-        if copied.linear is None:
-            share.block.join_uses(stream)
-        self.release(stream)
+        if share.open:
+            if copied.linear is None:
+                share.block.join_uses(stream)
+            self.release(stream)
+            share.open = False
         if copied.image is not None:
             copied.image.objects.retire(stream)
             copied.image = None

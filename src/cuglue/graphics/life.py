@@ -102,7 +102,12 @@ class Life:
             else:
                 with backing.state.ordering:
                     share.block.prepare(stream, Access.READ_WRITE if writable else Access.READ)
-            result = CudaMap(self, share, stream, writable=writable, readonly=readonly)
+            try:
+                result = CudaMap(self, share, stream, writable=writable, readonly=readonly)
+            except BaseException:  # an interrupt: nobody else would give the object back
+                if not share.maps:
+                    backing.shut(share, stream)
+                raise
             share.maps += 1
             share.writers += writable
             self._live[part] = share
@@ -146,6 +151,12 @@ class Life:
             if self.backing.alive:
                 raise
             self.drop(m)  # with its context went whatever could be given back
+        except CuglueError:
+            raise
+        except BaseException:  # an interrupt (Ctrl-C): whoever leaves a map has left it
+            if not m.released:
+                self.leave_later(m, publish=publish)
+            raise
 
     def drop(self, m: CudaMap) -> None:
         """Forget a map of which nothing can be given back."""
@@ -189,12 +200,16 @@ class Life:
     def _drop(self, m: CudaMap) -> None:
         """Forget a map that was left (lock held), and end the handle if it was closed and this was the last one."""
         share = m.share
+        last = share.maps == 1 and len(self._live) == 1
+        state = step(HANDLE, self._state, "unmap_last" if last else "unmap", self)
+        m.advance(
+            "release"
+        )  # from here on nothing is called: an interrupt leaves all of it undone, or all done
         share.maps -= 1
         share.writers -= m.writable
         if not share.maps:
             del self._live[share.part]
-        m.advance("release")
-        self._state = step(HANDLE, self._state, "unmap" if self._live else "unmap_last", self)
+        self._state = state
         if self._state is HandleState.CLOSED:
             self._destroy()
 

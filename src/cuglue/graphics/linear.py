@@ -27,6 +27,8 @@ class Linear:
         self.block = block
 
     def __del__(self) -> None:
+        if not hasattr(self, "block"):
+            return  # its making was interrupted
         block, memory = self.block, self._memory
         block.stream.state.retire.forget(lambda: _free(memory, block))
 
@@ -55,7 +57,7 @@ class LinearStore:
         if linear is not None and linear.block.state is BlockState.LIVE and linear.block.nbytes >= nbytes:
             return linear
         try:
-            return Linear(self._memory, self._memory.allocate(nbytes, stream, TAG))
+            block = self._memory.allocate(nbytes, stream, TAG)
         except OutOfMemory as error:
             raise MapUnavailableError(
                 f"{what}: no memory for its linear copy",
@@ -63,6 +65,11 @@ class LinearStore:
                 hint=f"Free memory, or give the handle a larger resource ({error})",
                 reason="alloc_failed",
             ) from error
+        try:
+            return Linear(self._memory, block)
+        except BaseException:  # an interrupt: nobody else knows the block
+            self._memory.deallocate(block)
+            raise
 
     def give(self, linear: Linear | None) -> None:
         """Keep a buffer for the next map; one is enough."""

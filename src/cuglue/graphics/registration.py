@@ -12,8 +12,10 @@ from ..core.block import Block
 from ..core.device import DeviceState
 from ..core.stream import Stream, as_stream
 from ..driver.protocol import Access
-from ..errors import CuglueError
+from ..errors import CuglueError, DriverError
 from .glops import GlOps
+
+_NOT_MAPPED = 211  # cudaErrorNotMapped
 
 
 class Registration:
@@ -25,7 +27,7 @@ class Registration:
             mapping streams: that is done by these.
     """
 
-    __slots__ = ("_mapped", "_users", "handle", "state", "uses")
+    __slots__ = ("_mapped", "_unsure", "_users", "handle", "state", "uses")
 
     def __init__(self, state: DeviceState, handle: int) -> None:
         self.state = state
@@ -34,6 +36,7 @@ class Registration:
         self.uses = Block(0, 0, home, 0, "graphics resource")
         self._users = 0
         self._mapped = False  # without users too, where an unmap failed
+        self._unsure = False  # an interrupt (Ctrl-C) hid whether the driver mapped or unmapped it
 
     @property
     def mapped(self) -> bool:
@@ -42,12 +45,11 @@ class Registration:
 
     def map(self, stream: Stream) -> Block:
         """Map the resource, or share the mapping there is; gives :attr:`uses`."""
-        if self._users:
+        if self._users and not self._unsure:
             self.uses.prepare(stream, Access.READ)
         else:
             self._before(stream)
-            self.state.driver.graphics_map((self.handle,), stream.handle)
-            self._after(stream, mapped=True)
+            _ask((self,), stream, mapped=True)
         self._users += 1
         return self.uses
 
@@ -101,21 +103,41 @@ class Registration:
 
     def _give_back(self, stream: Stream) -> None:
         """Unmap the resource, if the driver has it mapped, after all its uses."""
-        if self._mapped:
-            self.uses.prepare(stream, Access.READ_WRITE)
-            self.state.driver.graphics_unmap((self.handle,), stream.handle)
-            self._after(stream, mapped=False)
+        if not self._mapped:
+            return
+        self.uses.prepare(stream, Access.READ_WRITE)
+        try:
+            _ask((self,), stream, mapped=False)
+        except DriverError as error:
+            if not self._unsure or error.code != _NOT_MAPPED:
+                raise
+            self._mapped = False
+        self._unsure = False
+
+
+def _ask(group: Sequence[Registration], stream: Stream, *, mapped: bool) -> None:
+    """The driver's map or unmap. One that is interrupted may have been done or not: the next unmap finds out."""
+    driver = group[0].state.driver
+    try:
+        call = driver.graphics_map if mapped else driver.graphics_unmap
+        call([registration.handle for registration in group], stream.handle)
+        for registration in group:
+            registration._after(stream, mapped=mapped)
+    except CuglueError:
+        raise  # the driver refused, and nothing changed
+    except BaseException:
+        for registration in group:
+            registration._mapped = registration._unsure = True
+        raise
 
 
 def map_together(group: Sequence[Registration], stream: Stream, held: list[Registration]) -> None:
     """:meth:`Registration.map` of several resources of one device, with one driver call. They are added to ``held``."""
-    fresh = [r for r in group if not r._users]
+    fresh = [r for r in group if not r._users or r._unsure]
     for registration in fresh:
         registration._before(stream)
     if fresh:
-        fresh[0].state.driver.graphics_map([r.handle for r in fresh], stream.handle)
-    for registration in fresh:
-        registration._after(stream, mapped=True)
+        _ask(fresh, stream, mapped=True)
     hold(group, held)
 
 
@@ -139,10 +161,11 @@ def unmap_together(group: list[Registration], stream: Stream) -> None:
     last = [r for r in group if r._users == 1 and r._mapped]
     for registration in last:
         registration.uses.prepare(stream, Access.READ_WRITE)
-    if last:
-        last[0].state.driver.graphics_unmap([r.handle for r in last], stream.handle)
-    for registration in last:
-        registration._after(stream, mapped=False)
+    if any(r._unsure for r in last):
+        for registration in last:
+            registration._give_back(stream)
+    elif last:
+        _ask(last, stream, mapped=False)
     let_go(group)
 
 

@@ -126,6 +126,12 @@ class _Group:
                 self._held = []
                 for m in maps:
                     m._life.drop(m)
+        except BaseException:  # an interrupt (Ctrl-C): whoever leaves maps has left them
+            for m in maps:
+                if not m.released:
+                    m._life.leave_later(m, publish=True)
+            backing.post(self._hand_back)
+            raise
         for m in maps:
             if m.released:
                 try:
@@ -152,7 +158,14 @@ class _Group:
                 m._life.leave_here(m, stream, current, True, noted=True)
             except CuglueError as error:
                 errors.append(error)
+        self._hand_back()
+
+    def _hand_back(self) -> None:
+        """Hand back what is held still."""
         if self._held:
+            stream = self._stream
+            if not stream.nameable():
+                stream = as_stream(None, device=stream.device, driver=stream.driver)
             with stream.state.ordering:
                 unmap_together(self._held, stream)
 

@@ -1,0 +1,77 @@
+"""Ctrl-C at any point of mapping and leaving: the object works as before, and OpenGL has it back."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from graphics.subjects import BufferSubject, ImageSubject, registered_buffer, registered_texture
+from interrupts import interrupted
+
+import cuglue
+from cuglue.driver.protocol import Driver
+from cuglue.graphics.glcontext import GlContext
+from cuglue.testing.handle_suite import poke
+
+pytestmark = [
+    pytest.mark.gl,
+    pytest.mark.filterwarnings("ignore:.*never (released|closed):ResourceWarning"),
+]
+
+FILES = ("backings", "buffers", "handle", "images", "inplace", "life", "linear", "mapping", "registration")
+MODULES = tuple(f"graphics/{name}.py" for name in (*FILES, "together", "users"))
+Subjects = list[BufferSubject | ImageSubject]
+
+
+@contextmanager
+def objects(driver: Driver, kinds: str) -> Iterator[Subjects]:
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                registered_buffer(driver, 64) if kind == "b" else registered_texture(driver, 4, 3)
+            )
+            for kind in kinds
+        ]
+
+
+def map_one(subjects: Subjects) -> None:
+    with subjects[0].handle.map_mut():
+        pass
+
+
+def map_all(subjects: Subjects) -> None:
+    with cuglue.map_all([subject.handle for subject in subjects], mutable=True):
+        pass
+
+
+def map_one_by_one(subjects: Subjects) -> None:
+    for m in cuglue.map_all([subject.handle for subject in subjects], mutable=True):
+        m.release()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "action"),
+    [("b", map_one), ("t", map_one), ("bt", map_all), ("bt", map_one_by_one)],
+    ids=["buffer", "texture", "together", "one by one"],
+)
+def test_an_interrupt_loses_no_object(
+    driver: Any, context: GlContext, kinds: str, action: Callable[[Subjects], None]
+) -> None:
+    """The driver refused every later map of the object, or gave it back no more."""
+    step = 0
+    where: str | None = ""
+    while where is not None:
+        step += 1
+        with objects(driver, kinds) as subjects:
+            where = interrupted(lambda subjects=subjects: action(subjects), step, *MODULES)
+            gc.collect()
+            for number, subject in enumerate(subjects):
+                with subject.handle.map_mut() as m:
+                    poke(m, np.full(m.size, number + 7, np.uint8))
+                assert not subject.handle.mapped, where
+                assert (subject.get() == number + 7).all(), where
+    assert step > 20
