@@ -229,8 +229,11 @@ class Owned:
         # For copies and pickles both: the end of a copy would give back what the original still has.
         raise UsageError(repr(self), got="a copy or pickle of it", expected="the object itself, shared")
 
+    #: Asked by finalisers: when the last objects go, the names of modules may be gone.
+    _ending = staticmethod(sys.is_finalizing)
+
     def __del__(self) -> None:
-        if self._owned_pid != os.getpid() or self.closed or sys.is_finalizing():
+        if self._ending() or self._owned_pid != os.getpid() or self.closed:
             return
         self._forgotten()
         warnings.warn(

@@ -6,9 +6,10 @@ arguments or streams.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -84,8 +85,9 @@ class Loaded:
         self._state = state
         self.handle = handle
 
-    def __del__(self) -> None:
-        self._state.retire.forget(partial(self._state.driver.kernel_unload, self.handle))
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not _ending():
+            self._state.retire.forget(partial(self._state.driver.kernel_unload, self.handle))
 
 
 class KernelContext:

@@ -6,6 +6,7 @@ Owns the lanes of a runtime (one beside each stream it meets), the runtime's own
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 
@@ -34,9 +35,9 @@ class _OwnStream:
         self.device = state.device
         self.ptr = state.driver.stream_create(state.device)
 
-    def __del__(self) -> None:
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         ptr = getattr(self, "ptr", 0)
-        if ptr:
+        if ptr and not _ending():
             self._state.retire.forget(_Destroy(self._state, ptr))
 
 

@@ -5,6 +5,8 @@ Owns the two timing events of a profile and what makes it invalid. Must not know
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -107,8 +109,8 @@ class Profile:
         driver.event_synchronize(self._events[0])
         return driver.event_elapsed(first._events[0], self._events[0])
 
-    def __del__(self) -> None:
-        if self._events:
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._events and not _ending():
             state = self._lane.stream.state
             state.retire.forget(_DestroyEvents(state.driver, self._events))
 

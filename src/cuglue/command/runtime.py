@@ -287,7 +287,7 @@ class _OwnPool(PoolResource):
     """The pool of a runtime, likewise: what it keeps goes back with the last buffer."""
 
     def __del__(self) -> None:
-        if getattr(self, "_life", None) is not None and not self.closed:
+        if not self._ending() and getattr(self, "_life", None) is not None and not self.closed:
             self._forgotten()
 
 

@@ -5,6 +5,7 @@ Owns :class:`Storage` and what giving its memory back takes. Must not know buffe
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -47,8 +48,8 @@ class Storage(BlockOwner):
             "device memory", got="a copy or a pickle of it", expected="its bytes: runtime.read(buffer)"
         )
 
-    def __del__(self) -> None:
-        if self._release is not None:
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._release is not None and not _ending():
             give_back = _GiveBack(self.block, self.consumers, self._release)
             self.block.stream.state.retire.forget(give_back)  # in a finaliser: nothing but this
 

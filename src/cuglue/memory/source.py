@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -343,8 +342,8 @@ class SourceResource(Owned, LayeredResource):
             self._state.retire.forget(partial(self._deallocate, block))
 
     def __del__(self) -> None:
-        if not len(getattr(self, "_table", ())):
+        if self._ending() or not len(getattr(self, "_table", ())):
             return
-        if self.closed and self._life is process.life and not sys.is_finalizing():
+        if self.closed and self._life is process.life:
             self._forgotten()  # what a layer held, which is garbage too
         super().__del__()

@@ -10,7 +10,6 @@ after earlier work. Work on other streams that is known is waited for when the m
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -334,8 +333,10 @@ class PoolResource(Owned, PoolArrays):
         self._state.retire.forget(partial(_abandon, self._keeper))
 
     def __del__(self) -> None:
+        if self._ending():
+            return
         made_here = getattr(self, "_life", None) is process.life  # set last: no __init__ that failed has it
-        if sys.is_finalizing() or not made_here or self.closed:
+        if not made_here or self.closed:
             return
         if len(self._table):
             super().__del__()
