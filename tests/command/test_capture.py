@@ -758,3 +758,24 @@ def test_a_kernel_that_needs_compiling_is_compiled_while_recording(rt: Runtime, 
     with capture.graph as graph:
         graph.replay()
         assert value(rt, x, stream) == 5
+
+
+def test_work_that_another_stream_had_last_is_recorded_after_a_warmup(rt: Runtime) -> None:
+    stream, other = rt.stream(0), rt.stream(1)
+    x = rt.create(np.zeros(4, "i4"), stream=stream)
+    for warm in (False, True):
+        rt.read(x, dtype="i4", stream=other).result()
+        if not warm:
+            with (
+                pytest.raises(CaptureError, match=r"wait for another stream.*warmup\(\)"),
+                rt.capture(stream),
+            ):
+                rt.launch(INCREMENT, 1, 4, InOut(x), 4, 1, stream=stream)
+            continue
+        with rt.capture(stream) as capture:
+            with capture.warmup():
+                rt.launch(INCREMENT, 1, 4, InOut(x), 4, 1, stream=stream)
+            rt.launch(INCREMENT, 1, 4, InOut(x), 4, 1, stream=stream)
+        with capture.graph as graph:
+            graph.replay()
+    assert rt.read(x, dtype="i4", stream=stream).result().tolist() == [2] * 4

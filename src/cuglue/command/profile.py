@@ -18,8 +18,9 @@ from .taint import without_frames
 class Profile:
     """Device time of one stream between the beginning and the end of a ``with`` block. Made by ``runtime.profile()``.
 
-    Work that is refused or skipped inside makes the profile invalid: its time would be that of something else. The
-    refusal itself is raised where it happens, as without a profile.
+    Work inside that the driver refuses, or that is skipped, makes the profile invalid: its time would be that of
+    something else. The refusal itself is raised where it happens, as without a profile. A call whose arguments are
+    refused was no work yet, and leaves the profile as it is.
 
     Attributes:
         failure: what made it invalid, or None.

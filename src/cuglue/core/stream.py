@@ -107,7 +107,7 @@ class Stream:
         """
         if origin is self or self.synced.get(origin.id, 0) >= seq:
             return False
-        self.refuse_capture("wait for another stream")
+        self.refuse_capture("wait for another stream", "Run the work once before, or in the warmup()")
         covered, event = origin._cover(seq)
         try:
             self.driver.stream_wait_event(self.handle, event)
@@ -252,14 +252,14 @@ class Stream:
         """True while a graph is captured on this stream, by us or by anybody."""
         return self.capture_status() is not _NO_CAPTURE
 
-    def refuse_capture(self, what: str) -> None:
+    def refuse_capture(self, what: str, hint: str = "End the capture first") -> None:
         """Raise CaptureError if this stream captures: what reaches it from outside would break the capture."""
         if self.nameable() and self.driver.capture_status(self.handle) is not _NO_CAPTURE:
             raise CaptureError(
                 f"{self!r} captures a graph",
                 got=what,
                 expected="only recorded work",
-                hint="End the capture first",
+                hint=hint,
             )
 
     def unknown(self) -> StreamMisuse:
