@@ -14,6 +14,7 @@ from sample_kernels import SAXPY
 import cuglue
 from cuglue import Capture, In, Out, Runtime
 from cuglue.errors import CaptureError
+from cuglue.exchange.owner import BlockOwner
 from cuglue.testing import SimDriver
 
 N = 16
@@ -67,3 +68,19 @@ def test_C31_an_interrupted_capture_leaves_no_stream_recording(body: str) -> Non
         if where is None:
             assert step > 10
             return
+
+
+def test_an_interrupted_allocation_is_given_back(sim: SimDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*anything: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    with Runtime(driver=sim) as rt:
+        with monkeypatch.context() as patch:
+            patch.setattr(BlockOwner, "__init__", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                rt.empty(100)
+        sys.last_exc = None  # type: ignore[assignment]
+        gc.collect()
+        rt.empty(10).close()
+        rt.synchronize()
+        assert rt.resource.bytes_outstanding == 0

@@ -29,9 +29,9 @@ class Storage(BlockOwner):
     __slots__ = ("_release", "exported")
 
     def __init__(self, block: BlockLife, release: Release | None) -> None:
+        self.block, self._consumers, self.exported = block, {}, False
+        self._release = release  # None: nothing to free. From here on an interrupt loses nothing
         super().__init__(block)
-        self._release = release  # None: nothing to free
-        self.exported = False
 
     def note_consumer(self, stream: Stream) -> None:
         """Inherited."""
@@ -49,8 +49,8 @@ class Storage(BlockOwner):
         )
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if self._release is not None and not _ending():
-            give_back = _GiveBack(self.block, self.consumers, self._release)
+        if getattr(self, "_release", None) is not None and not _ending():
+            give_back = _GiveBack(self.block, self.consumers, self._release)  # type: ignore[arg-type] # asked above
             self.block.stream.state.retire.forget(give_back)  # in a finaliser: nothing but this
 
 
