@@ -197,6 +197,20 @@ ONCE: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
             ("result", "f2"),
         ],
     ),
+    "the owner writes external memory after a command failed to": (
+        "pool",
+        [
+            ("create", "b1", None, 96, 47),
+            ("register", "x1", "external", 64, 109),
+            ("map_object", "m1", "x1", "own0", "read", False),
+            ("batch", "f1", "b1", "m1", "own0", 241, "before"),
+            ("drop_map", "m1"),
+            ("draw", "x1", 57),
+            ("map_object", "m2", "x1", None, "read", True),
+            ("read", "f2", "m2", "own0", False),
+            ("result", "f2"),
+        ],
+    ),
     "a view is written while a copy was taken through another": (
         "budget",
         [

@@ -77,8 +77,7 @@ def leave(m: Model, name: str, stream: str, *, publish: bool) -> Outcome:
     if not h.maps:
         if h.kind == "image":
             h.copy = None
-        if h.kind != "external":  # that is the same memory in every map
-            h.own.unwritten[:] = False
+        h.own.unwritten[:] = False  # its owner may write it from now on, and nobody would tell us
         if h.kind == "buffer":
             h.own.writer, h.own.readers = None, set()
     for thing in m.things.values():

@@ -131,6 +131,8 @@ def many(count: int, jobs: int, first: int = 0, *, real: bool = True) -> Tally:
     def take(part: Tally) -> None:
         nonlocal told
         tally.add(part)
+        for program, kind in part.failures:  # at once: a long run may be ended before its table
+            print(f"seed {program.seed}: {kind}", file=sys.stderr)
         if time.monotonic() - told > _TELL_SECONDS:
             told = time.monotonic()
             passed = told - began

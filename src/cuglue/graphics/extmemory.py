@@ -274,6 +274,7 @@ class ExternalBuffer(Backing):
 
     def shut(self, share: Share, stream: Stream) -> None:
         """Inherited. Nothing to give back; the next map waits for what this one's consumers queued."""
+        share.block.taint = None  # the owner may write it from now on, and nobody would tell us
 
     def destroy(self) -> None:
         """Inherited. Exports that are alive keep the address, and with it the allocation."""
