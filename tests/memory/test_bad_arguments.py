@@ -32,7 +32,7 @@ from cuglue import (
     TraceSink,
     TrackingResource,
 )
-from cuglue.errors import ArgumentError, CuglueError, UsageError
+from cuglue.errors import ArgumentError, CuglueError, LayoutError, UsageError, UseAfterFree
 from cuglue.memory.budget import reserve
 
 JUNK: list[Any] = [
@@ -173,3 +173,30 @@ def test_an_access_is_a_member_and_nothing_that_equals_one(upstream: Any, over: 
     assert block.use_count() == 1, "its allocation"
     resource.deallocate(block)
     resource.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "argument"),
+    [
+        (GlobalDeviceBudget, "limit"), (DebugGuardResource, "canary"), (DebugGuardResource, "quarantine_bytes"),
+        (PoolResource, "max_bytes"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("junk", [-1, 1.5])
+def test_a_number_of_bytes_is_refused_by_the_name_of_its_argument(
+    upstream: Any, make: Any, argument: str, junk: Any
+) -> None:
+    with pytest.raises(LayoutError, match=f"^{argument}: ") as caught:
+        make(upstream, **{argument: junk})
+    assert "shape" not in str(caught.value)
+
+
+def test_a_live_block_of_another_guard_was_not_given_back(upstream: Any) -> None:
+    one, other = DebugGuardResource(AsyncCudaResource()), DebugGuardResource(upstream)
+    block = one.allocate(16)
+    with pytest.raises(UseAfterFree, match="another guard's"):
+        other.deallocate(block)
+    one.deallocate(block)
+    with pytest.raises(UseAfterFree, match="given back"):
+        one.deallocate(block)
+    one.close()

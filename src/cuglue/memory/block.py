@@ -22,23 +22,26 @@ class SizeTypeError(LayoutError, TypeError):
     """A size that is not an int."""
 
 
-def as_size(nbytes: object) -> int:
+def as_size(nbytes: object, what: str = "size") -> int:
     """``nbytes`` as an int of 0 or more; NumPy integers are taken, floats (and so NaN) are not.
+
+    Args:
+        nbytes: a number of bytes.
+        what: name of the argument, if it is another than the size of an allocation.
 
     Raises:
         SizeTypeError: not an int (a ValueError and a TypeError).
         LayoutError: negative (a ValueError).
     """
     if isinstance(nbytes, bool):
-        raise SizeTypeError("size", got=shown(nbytes), expected="an int of bytes")
+        raise SizeTypeError(what, got=shown(nbytes), expected="an int of bytes")
     try:
         size = operator.index(nbytes)  # type: ignore[arg-type] # that is the question
     except TypeError:
-        raise SizeTypeError("size", got=shown(nbytes), expected="an int of bytes") from None
+        raise SizeTypeError(what, got=shown(nbytes), expected="an int of bytes") from None
     if size < 0:
-        raise LayoutError(
-            "size", got=f"{size} bytes", expected="0 or more", hint="A product of a shape overflowed, perhaps"
-        )
+        hint = "A product of a shape overflowed, perhaps" if what == "size" else ""
+        raise LayoutError(what, got=f"{size} bytes", expected="0 or more", hint=hint)
     return size
 
 

@@ -49,7 +49,7 @@ class GlobalDeviceBudget(Adaptor):
             limit: bytes.
         """
         super().__init__(upstream)
-        self._limit = as_size(limit)
+        self._limit = as_size(limit, "limit")
         self._lock = threading.RLock()  # re-entrant: a signal handler may allocate
         self._before = upstream.bytes_outstanding  # not allocated through this budget
         self._reserved = self._before

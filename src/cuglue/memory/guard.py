@@ -69,12 +69,12 @@ class DebugGuardResource(Adaptor):
             quarantine_age: seconds after which a block is held back no longer.
         """
         super().__init__(upstream)
-        self._canary = as_size(canary)
+        self._canary = as_size(canary, "canary")
         if self._canary > _MOST_EXTRA:
             raise LayoutError("canary", got=f"{canary} bytes", expected=f"at most {_MOST_EXTRA}")
         self._poison = poison
         self._quarantine: Quarantine[_Guarded] = Quarantine(
-            as_size(quarantine_bytes), seconds("quarantine_age", quarantine_age)
+            as_size(quarantine_bytes, "quarantine_bytes"), seconds("quarantine_age", quarantine_age)
         )
         self._table = BlockTable()
         self._inner: dict[int, Any] = {}  # by generation of the outer block
@@ -139,7 +139,7 @@ class DebugGuardResource(Adaptor):
         now = f"given back (its address belongs to block {owner.tag!r} now)" if owner else "given back"
         return UseAfterFree(
             f"block {block.tag!r} of generation {block.generation}",
-            got=f"one that was {now}",
+            got="a copy, or another guard's" if block.state is BlockState.LIVE else f"one that was {now}",
             expected="a live block of this guard",
             generation=block.generation,
         )

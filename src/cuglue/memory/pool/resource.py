@@ -90,7 +90,7 @@ class PoolResource(Owned, PoolArrays):
         """
         if not isinstance(upstream, DeviceMemoryResource):
             raise UsageError("upstream of a pool", got=shown(upstream), expected="a DeviceMemoryResource")
-        if max_bytes is not None and as_size(max_bytes) < 1:
+        if max_bytes is not None and as_size(max_bytes, "max_bytes") < 1:
             raise ArgumentError("max_bytes", got=max_bytes, expected="1 or more, or None")
         if idle_seconds is not None and not seconds("idle_seconds", idle_seconds):
             raise ArgumentError("idle_seconds", got=idle_seconds, expected="more than 0, or None")
