@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from graphics.subjects import make_buffer, make_texture
 
 import cuglue
+from cuglue import external
 from cuglue.driver.protocol import Driver
 from cuglue.errors import CuglueError, LayoutError, MapConflictError, UsageError
 from cuglue.graphics.glcontext import GlContext
@@ -142,3 +144,19 @@ def test_a_handle_and_its_map_are_not_copied(image: CudaHandle, way: Callable[[A
             refused(lambda subject=subject: way(subject))
     assert not image.closed
     image.read()
+
+
+def test_what_is_no_format_width_function_or_memory(driver: Driver) -> None:
+    memory, fd = external.export_fd(4096)
+    size: dict[str, Any] = {"height": 4, "allocation_size": memory.size}
+    for junk in (None, *JUNK):
+        refused(lambda junk=junk: external.import_image(fd, width=4, format=junk, **size))
+        refused(lambda junk=junk: external.verify(junk, fd))
+    for junk in (None, "x", b"x", 1.5, -1, True):
+        refused(lambda junk=junk: external.import_image(fd, width=junk, format="RGBA8", **size), LayoutError)
+    for junk in ("x", 5, True):
+        refused(lambda junk=junk: external.import_semaphore_fd(fd, completed=junk))
+    for junk in (None, "x", 1.5, -1):
+        refused(lambda junk=junk: external.verify(memory, junk))
+    memory.close()
+    os.close(fd)

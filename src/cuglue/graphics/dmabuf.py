@@ -14,7 +14,8 @@ import numpy as np
 from ..core.stream import as_stream
 from ..driver.protocol import CopyKind
 from ..errors import UnsupportedError
-from .extmemory import ExternalMemory, Range
+from .extmemory import ExternalMemory, Range, check_external
+from .imports import check_descriptor
 from .undo import Undo
 
 SAMPLE_BYTES = 64
@@ -32,8 +33,10 @@ def verify(memory: ExternalMemory, fd: int) -> None:
 
     Raises:
         UnsupportedError: the host cannot map the buffer, or the device sees other bytes.
-        CaptureError: the current stream captures a graph.
+        CaptureError: the current stream captures a graph. UsageError: no memory, or no open descriptor.
     """
+    check_external(memory)
+    fd = check_descriptor(fd)
     with Undo(memory.state.retire) as undo:
         range_ = Range(memory, 0, memory.size)
         undo.then(range_.withdraw)

@@ -10,10 +10,11 @@ import os
 from collections.abc import Callable
 from typing import Literal, get_args
 
+from ..arguments import whole_of
 from ..core.device import DeviceState, device_state
 from ..driver.registry import current_driver
 from ..errors import LayoutError, UsageError
-from ..formats import Format, by_name
+from ..formats import Format
 from ..memory.block import as_size
 from .dmabuf import verify
 from .extimage import ExternalImage, open_image
@@ -29,6 +30,7 @@ from .imports import (
     semaphore_by_fd,
     semaphore_by_handle,
 )
+from .planes import format_of
 from .undo import Undo
 from .winhandles import (
     D3D11Fence,
@@ -137,7 +139,8 @@ def import_image(
 
     Raises: as :func:`import_fd`.
     """
-    texels = by_name(format) if isinstance(format, str) else format
+    texels = format_of("imported image", format)
+    width, height = (whole_of(n, v, error=LayoutError) for n, v in (("width", width), ("height", height)))
     if isinstance(source, MemoryHandle):
         where: int | MemoryHandle = source
     else:
@@ -216,6 +219,7 @@ def import_semaphore_fd(
     Raises: as :func:`import_fd`.
     """
     _check_choice("kind", kind, SemaphoreKind)
+    _check_completed(completed)
     descriptor = check_descriptor(fd)
     state = device_state(current_driver(), device)
     timeline = kind == "timeline"
@@ -236,9 +240,15 @@ def import_semaphore_win32(
     Ordering, Ownership, Raises: as for :func:`import_semaphore_fd`.
     """
     _check_handle(handle, FenceHandle)
+    _check_completed(completed)
     state = device_state(current_driver(), device)
     semaphore = semaphore_by_handle(state, handle)
     return Fence(state, semaphore, timeline=handle.timeline, completed=completed)
+
+
+def _check_completed(completed: object) -> None:
+    if completed is not None and not callable(completed):
+        raise UsageError("completed", got=repr(completed), expected="a function, or None")
 
 
 def _allocation_size(nbytes: object) -> int:
