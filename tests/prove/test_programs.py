@@ -15,6 +15,7 @@ from prove.programs.model import FEATURES, OPERATIONS, Outcome, Step
 from prove.programs.report import many
 from prove.programs.shrink import script, shrink, smallest
 
+from cuglue.command.hostmem import HostBuffer
 from cuglue.command.staging import DropQueue
 from cuglue.command.storage import Storage
 from cuglue.core.block import BlockLife
@@ -74,6 +75,14 @@ def nothing(*args: Any, **kwargs: Any) -> int:
     return 0
 
 
+def pinned_goes_at_once(method: Any) -> Any:
+    def push(drops: DropQueue, thing: Any, nbytes: int) -> None:
+        if not isinstance(thing, HostBuffer):  # else queued work writes over memory of Python's own
+            method(drops, thing, nbytes)
+
+    return push
+
+
 def always_free(pool: Any, block: Any, stream: Any) -> bool:
     return True
 
@@ -84,7 +93,7 @@ DEFECTS: dict[str, tuple[type, str, Callable[[Any], Any], str]] = {
     "memory is freed without a join": (BlockLife, "join_uses", lambda method: nothing, "hazard"),
     "what was written is not published": (ImageBacking, "publish", lambda method: nothing, "wrong bytes"),
     "a retired block is handed out": (PoolResource, "_order", lambda method: always_free, "hazard"),
-    "host bytes are let go at once": (DropQueue, "push", lambda method: nothing, "hazard"),
+    "pinned memory is let go at once": (DropQueue, "push", pinned_goes_at_once, "hazard"),
     "memory is kept": (Storage, "__del__", lambda method: nothing, "unexpected ResourceWarning"),
     "a capture is not refused": (Stream, "refuse_capture", lambda method: nothing, ""),
 }
@@ -220,6 +229,38 @@ ONCE: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
             ("export", "e2", "v1", "numpy"),
             ("poke", "e1", 203),
             ("look_at_export", "e1"),
+        ],
+    ),
+    "plain work does not end a use that goes on, on a stream that captures now": (
+        "guard",
+        [
+            ("create", "b1", "own0", 96, 134),
+            ("array", "a1", "own1", 256),
+            ("use_array", "a1", "own0", 109),
+            ("read", "f1", "a1", "own1", False),
+            ("plain", "a1", "own1", 164),
+            ("begin", "g1", "own0", ("b1",), False),
+            ("use_array", "a1", None, 57),  # CaptureError
+            ("abandon", "g1"),
+            ("use_array", "a1", None, 57),
+            ("read", "f2", "a1", "own1", False),
+            ("result", "f2"),
+        ],
+    ),
+    "a block is used elsewhere while a stream captures on which a use of it goes on": (
+        "layers",
+        [
+            ("create", "b1", "own0", 96, 134),
+            ("allocate", "k1", "own0", 64),
+            ("fill", "k1", "own1", 3, "use"),
+            ("begin", "g1", "own1", ("b1",), False),
+            ("fill", "k1", "own0", 4, "recorder"),  # CaptureError
+            ("look_at_block", "k1", "own0", True),  # CaptureError
+            ("record", "b1", "b1", "add", 1, 5),
+            ("end", "g1"),
+            ("fill", "k1", "own0", 5, "prepare"),
+            ("look_at_block", "k1", "own0", True),
+            ("replay", "g1", "own0"),
         ],
     ),
 }

@@ -8,7 +8,7 @@ import cuglue
 from cuglue import Access
 
 from .block_steps import handle_of, told
-from .buffer_steps import SIZES, pick, room
+from .buffer_steps import CAPTURE, SIZES, pick, room
 from .memory import Memory, Piece
 from .model import DONE, Draw, Model, Outcome, Thing, need, operation
 
@@ -78,7 +78,7 @@ class plain:
         m.idle(thing.piece.memory)
         need(m.recording is None or m.recording.stream != home)
         thing.piece.fill(value)
-        m.use(thing.piece.memory, home, write=True)
+        m.use(thing.piece.memory, home, write=False)  # nobody is told that what used it before is over
         return DONE
 
     @staticmethod
@@ -99,10 +99,11 @@ class use_array:
 
     @staticmethod
     def predict(m: Model, name: str, stream: str | None, value: int) -> Outcome:
-        thing, where = told(m, name, stream, "")
-        need(thing.kind == "array")
+        thing, where = told(m, name, stream, "array")
+        if not m.reaches(thing.piece.memory, where, write=True):
+            return CAPTURE
         thing.piece.fill(value)
-        m.use(thing.piece.memory, where, write=True)
+        m.use(thing.piece.memory, where, write=True, ends=False)
         thing.piece.memory.away = True
         return DONE
 

@@ -10,7 +10,7 @@ import cuglue
 from cuglue import Access, LaunchRecorder, as_stream
 from cuglue.driver.protocol import CopyKind
 
-from .buffer_steps import SIZES, pick, room
+from .buffer_steps import CAPTURE, SIZES, pick, room
 from .memory import Memory, Piece
 from .model import DONE, Draw, Model, Outcome, Thing, need, operation
 
@@ -42,11 +42,10 @@ class allocate:
         w.names[name] = w.resource.allocate(size, w.stream(stream), "program")
 
 
-def told(m: Model, name: str, stream: str | None, how: str) -> tuple[Thing, str]:
+def told(m: Model, name: str, stream: str | None, kind: str = "block") -> tuple[Thing, str]:
     """A block or array, and a stream on which work with it may be told of."""
     where = m.stream(stream)
-    thing = m.live(name, "block", "array")
-    m.idle(thing.piece.memory)
+    thing = m.live(name, kind)
     if m.recording is not None:  # its home stream is waited for, whatever the uses
         need(thing.home != m.recording.stream)
     return thing, where
@@ -62,12 +61,13 @@ class fill:
 
     @staticmethod
     def predict(m: Model, name: str, stream: str | None, value: int, how: str) -> Outcome:
-        thing, where = told(m, name, stream, how)
-        need(thing.kind == "block")
+        thing, where = told(m, name, stream)
         if how != "use" and not m.tracking:
             return MISUSE
+        if not m.reaches(thing.piece.memory, where, write=True):
+            return CAPTURE
         thing.piece.fill(value)
-        m.use(thing.piece.memory, where, write=True)
+        m.use(thing.piece.memory, where, write=True, ends=how != "use")
         return DONE
 
     @staticmethod
@@ -97,11 +97,12 @@ class copy:
     @staticmethod
     def predict(m: Model, source: str, target: str, stream: str | None) -> Outcome:
         need(source != target)
-        one, where = told(m, source, stream, "")
-        other, _ = told(m, target, stream, "")
-        need(one.kind == other.kind == "block")
+        (one, where), (other, _) = told(m, source, stream), told(m, target, stream)
         if not m.tracking:
             return MISUSE
+        reach = m.reaches(one.piece.memory, where, write=False)
+        if not (m.reaches(other.piece.memory, where, write=True) and reach):
+            return CAPTURE
         other.piece.copy_from(one.piece)
         m.use(one.piece.memory, where, write=False)
         m.use(other.piece.memory, where, write=True)
@@ -124,11 +125,12 @@ class look_at_block:
 
     @staticmethod
     def predict(m: Model, name: str, stream: str | None, record: bool) -> Outcome:
-        thing, where = told(m, name, stream, "")
-        need(thing.kind == "block")
+        thing, where = told(m, name, stream)
         if record and not m.tracking:
             return MISUSE
-        m.use(thing.piece.memory, where, write=False)
+        if not m.reaches(thing.piece.memory, where, write=False):
+            return CAPTURE
+        m.use(thing.piece.memory, where, write=False, ends=record)
         return Outcome(thing.piece.holds())
 
     @staticmethod
@@ -159,7 +161,8 @@ class deallocate:
         thing = m.thing(name, "block")
         if thing.closed:
             return Outcome(error="UseAfterFree")
-        told(m, name, m.elsewhere(), "")
+        told(m, name, m.elsewhere())
+        m.idle(thing.piece.memory)
         if m.whole_device:
             m.outside()
         thing.closed = True
@@ -184,7 +187,8 @@ class recycle:
         thing = m.live(name, "block")
         need(thing.home == home and home in m.streams and m.tracking)
         room(m, home)
-        told(m, name, home, "")
+        told(m, name, home)
+        m.idle(thing.piece.memory)
         thing.closed = True
         memory = Memory(thing.piece.size)
         made = m.things[new] = Thing("block", Piece(memory, 0, thing.piece.size), home)

@@ -14,6 +14,7 @@ from .model import DONE, Draw, Expected, Model, Outcome, Thing, need, operation,
 
 SIZES = (64, 96, 256, 512)
 OPERANDS = ("buffer", "view", "array", "map")
+CAPTURE = Outcome(error="CaptureError")
 CLOSED = Outcome(error="ClosedError")
 UNWRITTEN = Outcome(error="UnwrittenError|SeveralErrors")
 
@@ -54,7 +55,7 @@ def scaled(m: Model, x: Thing, y: Thing, stream: str, factor: int, offset: int) 
         return Outcome(True)
     reach = m.reaches(x.piece.memory, stream, write=x.piece.memory is y.piece.memory)
     if not (reach and m.reaches(y.piece.memory, stream, write=True)):
-        return Outcome(error="CaptureError")
+        return CAPTURE
     y.piece.scale_from(x.piece, factor, offset)
     m.use(x.piece.memory, stream, write=False)
     m.use(y.piece.memory, stream, write=True)
@@ -186,7 +187,7 @@ class add:
             thing.piece.spoil()
             return Outcome(True)
         if not m.reaches(thing.piece.memory, where, write=True):
-            return Outcome(error="CaptureError")
+            return CAPTURE
         thing.piece.add(value)
         m.use(thing.piece.memory, where, write=True)
         thing.piece.memory.away = False
@@ -217,7 +218,7 @@ class write:
         if how == "wrong size":
             return Outcome(error="LayoutError")
         if not m.reaches(thing.piece.memory, where, write=True):
-            return Outcome(error="CaptureError")
+            return CAPTURE
         thing.piece.write(pattern(number, thing.piece.size))
         m.use(thing.piece.memory, where, write=True)
         return DONE
@@ -276,7 +277,7 @@ class read:
         if thing.piece.unwritten:
             return UNWRITTEN
         if not m.reaches(thing.piece.memory, where, write=False):
-            return Outcome(error="CaptureError")
+            return CAPTURE
         m.use(thing.piece.memory, where, write=False)
         m.futures[future] = Expected(thing.piece.holds())
         thing.piece.memory.away = False

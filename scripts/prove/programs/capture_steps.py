@@ -6,12 +6,11 @@ from typing import Any
 
 from cuglue import CopyDescriptor, In, InOut, Out
 
-from .buffer_steps import apart, nbytes, pick
+from .buffer_steps import CAPTURE, apart, nbytes, pick
 from .kernels import ADD, SCALE
 from .memory import Memory, Piece, pattern
 from .model import DONE, Boom, Call, Draw, GraphThing, Model, Outcome, Recording, Skip, Thing, need, operation
 
-CAPTURE = Outcome(error="CaptureError")
 KINDS = ("buffer", "view")
 
 
@@ -22,9 +21,12 @@ class begin:
     @staticmethod
     def choose(m: Model, draw: Draw) -> Any:
         names = [n for n in m.named(*KINDS) if not m.things[n].piece.unwritten]
-        streams = [n for n, s in m.streams.items() if s.kind != "raw"]
         if m.recording is not None or m.raw_seen or len(names) < 2:
             return None
+        streams = [n for n, s in m.streams.items() if s.kind != "raw"]
+        users = m.things[draw.choice(list(m.things))].piece.memory.users()
+        if draw.number(2):  # what happens to memory that the capturing stream used is what can go wrong
+            streams = [n for n in streams if n in users] or streams
         chosen = tuple(dict.fromkeys(draw.choice(names) for _ in range(3)))
         return m.fresh("g"), draw.choice(streams), chosen, draw.number(3) == 0
 

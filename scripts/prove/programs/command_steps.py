@@ -6,7 +6,7 @@ from typing import Any
 
 from cuglue import CopyDescriptor, In, Out
 
-from .buffer_steps import OPERANDS, UNWRITTEN, apart, nbytes, ordered, room, two
+from .buffer_steps import CAPTURE, OPERANDS, UNWRITTEN, apart, nbytes, ordered, room, two
 from .kernels import SCALE
 from .memory import Memory, Piece
 from .model import DONE, Boom, Draw, Expected, Model, Outcome, need, operation
@@ -34,7 +34,7 @@ class batch:
         ordered(m, target, where)
         reach = m.reaches(source.piece.memory, where, write=False)
         if not (reach and m.reaches(target.piece.memory, where, write=True)):
-            return Outcome(error="CaptureError")
+            return CAPTURE
         if raised == "before":
             target.piece.spoil()
             return Outcome(error="Boom")

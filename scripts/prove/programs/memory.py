@@ -46,10 +46,11 @@ class Memory:
         data, known: what it holds, and where that is known.
         unwritten: where a read is refused.
         writer, readers: streams of the last write, and of the reads since.
+        going_on: streams of uses told by ``cuglue.use``, which have no end; True where the use writes.
         away: of an array, work on its home stream is not ordered after a use elsewhere.
     """
 
-    __slots__ = ("away", "data", "known", "readers", "unwritten", "writer")
+    __slots__ = ("away", "data", "going_on", "known", "readers", "unwritten", "writer")
 
     def __init__(self, nbytes: int, data: Bytes | None = None) -> None:
         self.data = np.zeros(nbytes, np.uint8) if data is None else data.copy()
@@ -57,6 +58,7 @@ class Memory:
         self.unwritten = np.zeros(nbytes, np.bool_)
         self.writer: str | None = None
         self.readers: set[str] = set()
+        self.going_on: dict[str, bool] = {}
         self.away = False
 
     def take(self, other: Memory) -> None:
@@ -64,13 +66,16 @@ class Memory:
         self.data[...] = other.data
         self.known[...] = other.known
 
-    def note(self, stream: str, *, write: bool) -> None:
-        """Work on ``stream`` uses it."""
+    def note(self, stream: str, *, write: bool, ends: bool = True) -> None:
+        """Work on ``stream`` uses it; until the next write, if the use has no end."""
         if write:
             self.writer = stream
             self.readers.clear()
+            self.going_on.clear()
         else:
             self.readers.add(stream)
+        if not ends:
+            self.going_on[stream] = write or self.going_on.get(stream, False)
 
     def users(self) -> set[str]:
         """Streams that a later write has to come after."""

@@ -213,7 +213,8 @@ class Model:
 
     # --- order ----------------------------------------------------------------------------------------------------
     def reaches(self, memory: Memory, stream: str, *, write: bool) -> bool:
-        """Whether work on ``stream`` can be ordered with what used ``memory``: not if that is recorded work.
+        """Whether work on ``stream`` can be ordered with what used ``memory``: not if that is recorded work, or goes on
+        on the capturing stream.
 
         Raises:
             Skip: it is earlier work of the capturing stream, which may be waited for if somebody asked before.
@@ -223,12 +224,14 @@ class Model:
             return True
         if memory in recording.writes or (write and memory in recording.reads):
             return False
+        if recording.stream in memory.going_on and (write or memory.going_on[recording.stream]):
+            return False
         need(memory.writer != recording.stream and not (write and recording.stream in memory.readers))
         return True
 
-    def use(self, memory: Memory, stream: str, *, write: bool) -> None:
+    def use(self, memory: Memory, stream: str, *, write: bool, ends: bool = True) -> None:
         """Note a use by work on ``stream``."""
-        memory.note(stream, write=write)
+        memory.note(stream, write=write, ends=ends)
         if self.recording is not None:
             self.recording.ready = [m for m in self.recording.ready if m is not memory]
 
