@@ -14,6 +14,7 @@ import cuglue
 from cuglue import Graph, In, InOut, Kernel, Out, Runtime
 from cuglue.command.perform import Skipped
 from cuglue.command.uses import Uses
+from cuglue.driver.protocol import Access
 from cuglue.driver.sim import SimDriver
 from cuglue.errors import (
     CaptureError,
@@ -116,6 +117,57 @@ def test_C33_a_replay_is_newer_than_what_others_have_waited_for(
     else:
         assert doubling.result(doubling.other) == 14
         assert calls.count("stream_wait_event") == 1
+
+
+def test_C33_what_another_stream_writes_unasked_is_waited_for(doubling: Doubling, calls: Calls) -> None:
+    """Noted after the work, with no wait before it: nothing else tells that the graph is not alone."""
+    for access in (Access.WRITE, Access.READ):
+        for _ in range(2):
+            doubling.graph.replay()
+        doubling.b.block.finish(doubling.other, access)
+        calls.clear()
+        doubling.graph.replay()
+        assert calls.count("stream_wait_event") == 1
+
+
+@pytest.mark.parametrize("when", ["after a launch", "in a launch"])
+def test_C33_a_repeat_is_newer_than_an_event(
+    doubling: Doubling, calls: Calls, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Others learn of a replay by its number. Once an event covers it, the next one takes another."""
+    home, other, graph, driver = doubling.home, doubling.other, doubling.graph, doubling.rt.driver
+    graph.replay()
+    graph.replay()
+    if when == "in a launch":
+        launch = driver.graph_launch
+        with monkeypatch.context() as patch:
+
+            def launched(*what: Any) -> None:
+                events.append(home.record())  # as another thread may
+                launch(*what)
+
+            events: list[Any] = []
+            patch.setattr(driver, "graph_launch", launched)
+            graph.replay()
+        event = events.pop()
+    else:
+        event = home.record()
+        graph.replay()
+    other.wait(event)
+    calls.clear()
+    doubling.write(100, other)
+    assert calls.count("stream_wait_event") == 1
+    assert doubling.result(home) == 2
+
+
+def test_C33_a_repeat_is_newer_than_what_the_host_has_waited_for(doubling: Doubling) -> None:
+    for _ in range(2):
+        doubling.graph.replay()
+    doubling.home.synchronize()
+    doubling.graph.replay()
+    ((stream, seq),) = doubling.b.block.uses()
+    assert stream is doubling.home
+    assert stream.completed < seq
 
 
 def test_C38_a_replay_over_bytes_that_were_never_written_is_skipped(doubling: Doubling) -> None:

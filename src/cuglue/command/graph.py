@@ -66,32 +66,41 @@ class Graph(Owned):
         home = self._home
         if stream is not None or self._lane.window is not None:
             return self._replay(stream)
-        # Where nobody came between, all memory was used here last and is as it should be: there is nothing to wait for
-        # and no question open, so that a launch and its stamps are all. These lines are half the cost of a replay.
         self._lock()
         try:
-            executable = self._direct
-            if not executable:
+            # While the newest thing here is this graph and nobody was told of it, there is nothing to wait for, and one
+            # more replay goes under the same number: whoever asks from now on learns of both.
+            if not home.asked < self._last == home.seq and not self._unhindered():
                 return self._replay(stream)
-            for block in self._read:
-                if block.write_stream is not home or block.taint is not None:
-                    return self._replay(stream)
-            for block in self._written:
-                if block.write_stream is not home or block.reads or block.taint is not None:
-                    return self._replay(stream)
             try:
-                home.driver.graph_launch(executable, home.handle)
+                home.driver.graph_launch(self._direct, home.handle)
             except BaseException as error:
                 refused(self._lane, self._uses, error, "graph")
                 raise
-            self._last = seq = home.submit()
-            for block in self._written:
-                block.write_seq = seq
-            for block in self._read:
-                block.finish(home, _READ, seq)
+            if not home.asked < self._last == home.seq:  # or somebody asked just now: then it is a new thing
+                self._stamp()
         finally:
             self._unlock()
         return None
+
+    def _unhindered(self) -> bool:
+        """Whether all memory was used here last and is as it should be, so that there is nothing to wait for."""
+        home = self._home
+        for block in self._read:
+            if block.write_stream is not home or block.taint is not None:
+                return False
+        for block in self._written:
+            if block.write_stream is not home or block.reads or block.taint is not None:
+                return False
+        return bool(self._direct)
+
+    def _stamp(self) -> None:
+        """Note a replay as the newest use of all its memory."""
+        self._last = seq = self._home.submit()
+        for block in self._written:
+            block.write_seq = seq
+        for block in self._read:
+            block.finish(self._home, _READ, seq)
 
     def _replay(self, stream: object) -> Skipped | None:
         """Replay as every other operation is performed."""
@@ -115,7 +124,7 @@ class Graph(Owned):
         with state.ordering:  # a replay on another thread is over, or does not begin
             if self._executable:  # else the queue has it already, and only draining that failed
                 state.retire.push(self._last_runs(), self._destroy)
-                self._executable = self._direct = 0
+                self._executable = self._direct = self._last = 0
                 self._window = Window(self._home, Primed(self._lane.release))
                 self._uses, self._inputs = Uses(), ()
                 self._read = self._written = ()

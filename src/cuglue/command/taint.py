@@ -167,6 +167,7 @@ def claim(touched: Iterable[Range], failure: Failure) -> None:
             if not isinstance(claims, Claims):
                 claims = block.taint = Claims()
             claims.claim(start, end, failure)
+            block.write_stream.asked = block.write_stream.seq  # a graph that uses it has to look again
 
 
 def clear(touched: Iterable[Range]) -> None:

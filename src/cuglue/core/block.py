@@ -88,6 +88,8 @@ class BlockLife:
         """
         if seq is None:
             seq = stream.submit()
+        if self.write_stream is not stream:
+            self.write_stream.asked = self.write_stream.seq  # what is repeated there has to look again
         if access & 2:
             self.reads = None
             self.write_stream, self.write_seq = stream, seq

@@ -18,7 +18,7 @@ class Event:
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
-        self.seq = stream.seq
+        self.seq = stream.asked = stream.seq
         self.handle = stream.state.take_event()
         try:
             stream.driver.event_record(self.handle, stream.handle)

@@ -42,6 +42,7 @@ class Stream:
         seq: how much was submitted.
         synced: per stream id, the seq of that stream which work queued here from now on comes after.
         completed: the seq known to be done.
+        asked: the seq up to which anybody was told of; while it is behind, a replay may go on under the newest one.
         thread: whose per-thread default stream this is; None for every other stream.
     """
 
@@ -51,6 +52,7 @@ class Stream:
         "_events",
         "_lock",
         "_poll_above",
+        "asked",
         "completed",
         "device",
         "driver",
@@ -76,7 +78,7 @@ class Stream:
         self.own(owner)  # with the finaliser's three fields there: from here on it has something to undo
         self.seq = 0
         self._count = itertools.count(1)  # atomic, and half the price of a lock on every allocation and free
-        self.completed = 0
+        self.completed = self.asked = 0
         self.synced: dict[int, int] = {}
         self._lock = threading.Lock()
         self._poll_above = _POLL_EVERY
@@ -163,6 +165,7 @@ class Stream:
                 self._poll()
                 self._poll_above = len(self._events) + _POLL_EVERY
             covered = max(self.seq, seq)  # whoever knows a seq has queued that operation
+            self.asked = self.seq
             event = self.state.take_event()
             try:
                 if self.nameable():
@@ -218,7 +221,7 @@ class Stream:
     def synchronize(self) -> None:
         """Block the host until everything queued here is done; raises the fault that this reveals."""
         self.refuse_capture("synchronize")
-        seq = self.seq
+        seq = self.asked = self.seq
         if self.nameable():
             self.driver.stream_synchronize(self.handle)
         else:
@@ -256,10 +259,7 @@ class Stream:
         """Raise CaptureError if this stream captures: what reaches it from outside would break the capture."""
         if self.nameable() and self.driver.capture_status(self.handle) is not _NO_CAPTURE:
             raise CaptureError(
-                f"{self!r} captures a graph",
-                got=what,
-                expected="only recorded work",
-                hint=hint,
+                f"{self!r} captures a graph", got=what, expected="only recorded work", hint=hint
             )
 
     def unknown(self) -> StreamMisuse:
