@@ -7,29 +7,76 @@ what it was given. Must not know what is counted.
 from __future__ import annotations
 
 from operator import index
+from reprlib import Repr
+from typing import Any
+
+from numpy import ndarray
 
 from .errors import CuglueError, UsageError
 
 
-def shown(value: object) -> str:
-    """``value`` for the message of an error.
+class _Words(Repr):
+    """Short words for anything: what is long is cut, and what fails while it is printed is named."""
 
-    An array of a library is named, not printed: printing it copies it to the host, which waits for the device, breaks a
-    capture under way, and takes a GPU.
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = self.maxdeque = 8
+        self.maxstring = self.maxother = 400
+
+    def repr1(self, x: object, level: int) -> str:
+        """By its type, whose name alone the standard library goes by."""
+        return super().repr1(x, level) if type(x).__module__ == "builtins" else self.repr_instance(x, level)
+
+    def repr_int(self, x: int, level: int) -> str:
+        """A whole number; of thousands of digits, which Python refuses to print, the size."""
+        return repr(x) if x.bit_length() <= _LONGEST else f"an int of {x.bit_length()} bits"
+
+    def repr_instance(self, x: object, level: int) -> str:
+        """Whatever is no container of Python's."""
+        if isinstance(x, bytes | bytearray | memoryview) and memoryview(x).nbytes > _LONGEST:
+            return f"a {type(x).__name__} of {memoryview(x).nbytes} bytes"
+        return _array(x) or super().repr_instance(x, level)
+
+
+_LONGEST = 256  # bits of an int, bytes of a buffer, that are printed
+_words = _Words()
+
+
+def shown(value: object) -> str:
+    """``value`` for the message of an error: short, whatever it is.
+
+    An array is named, with its address, and not printed: printing one of a device copies it to the host, which waits
+    for the device, breaks a capture under way, and takes a GPU. An object whose own text fails hides no error of ours.
     """
+    return _words.repr(value)
+
+
+def _array(value: object) -> str | None:
+    """Type, shape, elements and address of an array of some library; None of anything else."""
     kind = type(value)
-    if kind in (list, tuple):
-        few = [shown(item) for item in value[:8]]  # type: ignore[index] # of one of the two
-        few += ["..."] * (len(value) > 8)  # type: ignore[arg-type] # the same
-        listed = ", ".join(few)
-        return f"[{listed}]" if kind is list else f"({listed}{',' * (len(few) == 1)})"
     library = kind.__module__.partition(".")[0]
-    if library not in ("numpy", "cuglue") and (
-        hasattr(kind, "__dlpack__") or hasattr(kind, "__cuda_array_interface__")
+    if library == "cuglue" or not (
+        hasattr(kind, "__dlpack__") or hasattr(kind, "__cuda_array_interface__") or isinstance(value, ndarray)
     ):
-        shape, element = getattr(value, "shape", "?"), getattr(value, "dtype", "?")
-        return f"a {library}.{kind.__name__} of shape {shape}, {element}"
-    return repr(value)
+        return None
+    shape, element = getattr(value, "shape", "?"), getattr(value, "dtype", "?")
+    address = _address(value)
+    where = "" if address is None else f" at {address:#x}"
+    return f"a {library}.{kind.__name__} of shape {shape}, {element}{where}"
+
+
+def _address(array: Any) -> int | None:
+    """Where the memory of an array starts, from what costs no device anything; None if it does not say."""
+    try:
+        if isinstance(array, ndarray):
+            found = array.ctypes.data
+        elif hasattr(array, "data_ptr"):
+            found = array.data_ptr()  # PyTorch
+        else:
+            found = array.data.ptr  # CuPy
+    except Exception:  # noqa: BLE001 - this is for the text of an error, which it must not hide
+        return None
+    return found if isinstance(found, int) else None
 
 
 def whole(value: object) -> int | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from .arguments import shown
 from .errors import LayoutError, UnsupportedError
 from .format_table import FORMATS, Format, Packing, Plane, Texel
 from .layout import Layout
@@ -60,7 +61,7 @@ def by_name(name: str) -> Format:
         return _BY_NAME[name.removeprefix("GL_")]
     except KeyError:
         raise UnsupportedError(
-            "image format", reason="format", got=repr(name), expected=f"one of {', '.join(_BY_NAME)}"
+            "image format", reason="format", got=shown(name), expected=f"one of {', '.join(_BY_NAME)}"
         ) from None
 
 
@@ -111,7 +112,7 @@ def by_fourcc(code: str | int) -> Format:
     found = _BY_FOURCC.get(text.ljust(4))
     if found is None:
         raise UnsupportedError(
-            "FourCC", reason="format", got=repr(text), expected=f"one of {', '.join(sorted(_BY_FOURCC))}"
+            "FourCC", reason="format", got=shown(text), expected=f"one of {', '.join(sorted(_BY_FOURCC))}"
         )
     return found
 

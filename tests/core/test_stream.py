@@ -486,3 +486,18 @@ def test_a_record_whose_making_is_interrupted_says_nothing_and_keeps_nothing(
         gc.collect()
         assert (said, owners) == ([], {}), step
     assert points > 5
+
+
+def test_what_names_no_device_is_of_the_current_one() -> None:
+    """The default stream, by its number or as CuPy's object of no device, and None."""
+    driver = SimDriver(devices=2)
+    null = SimpleNamespace(ptr=0, device_id=-1)
+    protocol = SimpleNamespace(__cuda_stream__=lambda: (0, 0))
+    with cuglue.use_driver(driver):
+        for current in (driver.Stream(1), driver.Stream(0)):
+            with driver.current_stream(current):
+                assert as_stream(None) is as_stream(current)
+                for default in (0, null, protocol):
+                    assert as_stream(default).device == driver.device_current() == current.device
+                    assert as_stream(default, device=1).device == 1
+                    assert as_stream(default, device=0).device == 0

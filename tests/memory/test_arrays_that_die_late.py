@@ -21,7 +21,7 @@ from cuglue import (
 )
 from cuglue.core.device import device_state
 from cuglue.driver.sim import SimDriver
-from cuglue.memory.resource import LayeredResource
+from cuglue.memory.layered import LayeredResource
 
 TOPS: dict[str, Any] = {"nothing": lambda upstream: upstream, **LAYERS, "pool": PoolResource}
 SOURCES: dict[str, Any] = {

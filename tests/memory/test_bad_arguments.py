@@ -32,11 +32,25 @@ from cuglue import (
     TraceSink,
     TrackingResource,
 )
+from cuglue.arguments import shown
 from cuglue.errors import ArgumentError, CuglueError, LayoutError, UsageError, UseAfterFree
 from cuglue.memory.budget import reserve
 
+
+class Loud:
+    """An array on a device, as far as anybody can see without printing it."""
+
+    shape, dtype = (4,), "float32"
+
+    def __dlpack__(self) -> None: ...
+
+    def __repr__(self) -> str:
+        raise AssertionError("printed")
+
+
 JUNK: list[Any] = [
     None, "x", b"x", 1.5, float("nan"), -1, 2**70, True, object(), [], {}, (), len, 3, np.int64(-3), np.float32(2),
+    10**5000, -(10**5000), Loud(), np.zeros(1),
 ]  # fmt: skip
 
 MAKERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
@@ -78,8 +92,9 @@ def refused_by_name(call: Callable[[], Any]) -> str | None:
     """The error if it is none of ours."""
     try:
         call()
-    except CuglueError:
-        return None
+    except CuglueError as error:
+        text = str(error)
+        return text if "0., 0., 0." in text or "printed" in text else None
     except Exception as error:  # noqa: BLE001 - that is the question
         return f"{type(error).__name__}: {error}"
     return None
@@ -93,7 +108,7 @@ def test_constructors(name: str, upstream: Any) -> None:
             with warnings.catch_warnings(action="ignore"):
                 error = refused_by_name(lambda p=parameter, j=junk: made(name, upstream, **{p: j}))  # type: ignore[misc]
             if error:
-                wrong.append(f"{parameter}={junk!r}: {error}")
+                wrong.append(f"{parameter}={shown(junk)}: {error}")
     assert wrong == []
 
 
@@ -120,7 +135,7 @@ def test_methods(name: str, upstream: Any) -> None:
                 }
                 error = refused_by_name(lambda m=method, g=given: getattr(thing, m)(**g))  # type: ignore[misc]
                 if error:
-                    wrong.append(f"{method}({bad.name}={junk!r}): {error}")
+                    wrong.append(f"{method}({bad.name}={shown(junk)}): {error}")
     with warnings.catch_warnings(action="ignore"):
         getattr(thing, "close", lambda: None)()
     assert wrong == []
@@ -131,6 +146,12 @@ def test_methods(name: str, upstream: Any) -> None:
 def test_sinks(sink: Any, target: Any) -> None:
     with pytest.raises(UsageError, match="path"):
         sink(target)
+
+
+def test_a_mode_is_a_word() -> None:
+    """An array is compared item by item, and says nothing as a whole."""
+    with pytest.raises(UsageError, match="mode: got a numpy"):
+        DirectCudaResource(mode=np.zeros(3))  # type: ignore[arg-type]
 
 
 def test_a_log_without_a_sink(upstream: Any) -> None:
@@ -156,7 +177,7 @@ def test_functions(upstream: Any) -> None:
         ):
             error = refused_by_name(call)  # type: ignore[arg-type]
             if error:
-                wrong.append(f"{junk!r}: {error}")
+                wrong.append(f"{shown(junk)}: {error}")
     assert wrong == []
 
 
@@ -200,3 +221,17 @@ def test_a_live_block_of_another_guard_was_not_given_back(upstream: Any) -> None
     with pytest.raises(UseAfterFree, match="given back"):
         one.deallocate(block)
     one.close()
+
+
+@pytest.mark.parametrize(
+    "over", [AsyncCudaResource, PinnedHostResource, PoolResource, DebugGuardResource, TrackingResource]
+)
+def test_an_array_in_the_place_of_a_block_is_named_by_its_address(upstream: Any, over: Any) -> None:
+    resource = over() if over in (AsyncCudaResource, PinnedHostResource) else over(upstream)
+    array = np.zeros((100, 100), "f4")
+    words = rf"block: got a numpy.ndarray of shape \(100, 100\), float32 at {array.ctypes.data:#x}, expected a block"
+    for call in resource.deallocate, lambda block: resource.record_block_use(block, 0):
+        with pytest.raises(UsageError, match=words):
+            call(array)
+    assert resource.bytes_outstanding == 0
+    resource.close()

@@ -219,7 +219,7 @@ def test_B10_making_one_calls_no_driver(driver: Any) -> None:
 
 
 def test_B10_the_ordinal_is_checked_unless_it_is_a_label(driver: Any) -> None:
-    with pytest.raises(UsageError, match="3 for device 0"):
+    with pytest.raises(UsageError, match="got 3 for 0"):
         DirectCudaResource(0, 3)
     resource = DirectCudaResource(0, 3, check=False)
     assert (resource.device, resource.device_ordinal) == (0, 3)

@@ -25,7 +25,7 @@ from cuglue import (
 from cuglue.core import device as core_device
 from cuglue.driver import registry
 from cuglue.errors import UsageError
-from cuglue.memory import resource as memory_resource
+from cuglue.memory import layered
 from cuglue.testing import SimDriver
 
 pytestmark = [
@@ -113,7 +113,7 @@ def test_an_array_while_another_thread_is_inside_the_simulated_device(sim: Any, 
     resource.close()
 
 
-@pytest.mark.parametrize("module", [core_device, registry, memory_resource])
+@pytest.mark.parametrize("module", [core_device, registry, layered])
 def test_a_child_makes_resources_of_its_own_whatever_lock_another_thread_had(sim: Any, module: Any) -> None:
     def program() -> None:
         with cuglue.use_driver(SimDriver()):

@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "arguments": frozenset({"errors"}),
     "layout": frozenset({"errors", "arguments"}),
     "format_table": frozenset({"errors", "layout"}),
-    "formats": frozenset({"errors", "layout", "format_table"}),
+    "formats": frozenset({"errors", "arguments", "layout", "format_table"}),
     "driver.protocol": BASE,
     "driver.registry": BASE | {"driver"},  # it makes the drivers that it names
     "driver.cuda": BASE | {"driver.protocol"},

@@ -20,9 +20,10 @@ from ..errors import UsageError
 from ..layout import element
 from ..lifecycle import Owned, OwnedState
 from ..memory.direct import DirectCudaResource
+from ..memory.layered import LayeredResource
 from ..memory.pool.layouts import MemoryConfiguration, PoolLayout
 from ..memory.pool.resource import PoolResource
-from ..memory.resource import DeviceMemoryResource, LayeredResource
+from ..memory.resource import DeviceMemoryResource
 from . import reads
 from .buffers import Buffer
 from .capture import Capture

@@ -30,7 +30,7 @@ def handle_of(obj: object) -> tuple[int, int | None, object]:
         if not (0 <= number <= PER_THREAD_STREAM or _LOWEST_ADDRESS <= number < 2**64):
             raise StreamMisuse(
                 "stream handle",
-                got=number,
+                got=shown(number),
                 expected="0, 1 or 2 (a default stream), an address that the driver gave, or a stream object",
             )
         return number, None, None
@@ -41,7 +41,7 @@ def handle_of(obj: object) -> tuple[int, int | None, object]:
         handle = whole(pair[1]) if len(pair) == 2 else None
         if handle is None or pair[0] != 0:
             got = shown(said) if handle is None else f"version {pair[0]}"
-            raise UsageError(f"__cuda_stream__ of {obj!r}", got=got, expected="version 0: (0, handle)")
+            raise UsageError(f"__cuda_stream__ of {shown(obj)}", got=got, expected="version 0: (0, handle)")
         return handle, None, obj
     raise StreamMisuse(
         "stream", got=shown(obj), expected="None, a CuPy or PyTorch stream, __cuda_stream__ or an int handle"

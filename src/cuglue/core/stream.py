@@ -17,6 +17,7 @@ from bisect import bisect_left
 from collections import deque
 from typing import Any
 
+from ..arguments import shown
 from ..driver.protocol import LEGACY_STREAM, PER_THREAD_STREAM, CaptureStatus, Driver
 from ..driver.registry import current_driver
 from ..errors import CaptureError, DriverError, StreamMisuse
@@ -288,7 +289,8 @@ def as_stream(obj: object = None, *, device: int | None = None, driver: Driver |
         obj: None (the array library's current stream on this thread), a CuPy or PyTorch stream, anything with
             ``__cuda_stream__``, a ``Stream`` of this module, or an int handle. A handle is taken at its word: memory
             used on it waits for all streams of the device, since it may be gone by then; work is queued on it at once.
-        device: ordinal that the stream must belong to; None takes the stream's own (0 where it does not say).
+        device: ordinal that the stream must belong to; None takes the stream's own, or where that does not say the
+            one that is current.
         driver: the driver; None takes the current one.
 
     Ordering: touches no queue. Ownership: the record keeps the object alive as long as anything is ordered by it.
@@ -301,13 +303,15 @@ def as_stream(obj: object = None, *, device: int | None = None, driver: Driver |
         return obj
     driver = driver or current_driver()
     if obj is None:
-        device_state(driver, device or 0)  # an unknown device gets our error, not the array library's
-        obj = driver.stream_current(device or 0)
+        device = driver.device_current() if device is None else device
+        device_state(driver, device)  # an unknown device gets our error, not the array library's
+        obj = driver.stream_current(device)
     handle, own_device, owner = handle_of(obj)
     if handle == LEGACY_STREAM:
         handle = 0  # two names of one stream: DLPack says 1, CuPy 0, and one must not wait for the other
     _check_device(obj, own_device, device)
-    state = device_state(driver, own_device if own_device is not None else device or 0)
+    here = device if own_device is None else own_device
+    state = device_state(driver, driver.device_current() if here is None else here)
     thread = this_thread() if handle == PER_THREAD_STREAM else None
     key: Any = handle if thread is None else (handle, thread)
     reference = state.streams.get(key)
@@ -342,9 +346,5 @@ def _forget(state: DeviceState, key: Any, number: int) -> None:
 
 def _check_device(obj: object, own: int | None, wanted: int | None) -> None:
     if own is not None and wanted is not None and own != wanted:
-        raise StreamMisuse(
-            f"stream {obj!r}",
-            got=f"device {own}",
-            expected=f"device {wanted}",
-            hint="Use a stream of that device",
-        )
+        got, expected = f"device {own}", f"device {wanted}"
+        raise StreamMisuse(f"stream {shown(obj)}", got=got, expected=expected, hint="Use one of that device")

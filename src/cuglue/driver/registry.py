@@ -201,5 +201,5 @@ def _sim_driver() -> Driver:
     try:
         number = int(seed, 0)
     except ValueError:
-        raise UsageError("CUGLUE_SIM_SEED", got=repr(seed), expected="an integer") from None
+        raise UsageError("CUGLUE_SIM_SEED", got=shown(seed), expected="an integer") from None
     return SimDriver(seed=number)

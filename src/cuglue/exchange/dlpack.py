@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from ..arguments import shown
 from ..driver.protocol import LEGACY_STREAM, MemoryType
 
 VERSION: Final = (1, 3)  # the newest DLPack whose rules are kept here
@@ -73,7 +74,7 @@ def negotiate(
     handle = _stream(stream, on_host=device[0] == MemoryType.HOST)
     versioned = _versioned(max_version)
     if copy is not None and not isinstance(copy, bool | np.bool_):
-        raise TypeError(f"copy: got {copy!r}, expected True, False or None")
+        raise TypeError(f"copy: got {shown(copy)}, expected True, False or None")
     route = _route(device, _device(dl_device), copy)
     if route is not Route.VIEW:
         readonly = False  # the consumer owns the copy
@@ -97,7 +98,7 @@ def _stream(stream: object, *, on_host: bool) -> int | None:
             raise TypeError
         number = index(stream)  # type: ignore[arg-type]
     except TypeError:
-        raise TypeError(f"stream: got {stream!r}, expected None or an integer stream handle") from None
+        raise TypeError(f"stream: got {shown(stream)}, expected None or an integer stream handle") from None
     if on_host:
         raise ValueError(f"stream: got {number}, expected None: this memory is on the host")
     if number == 0:
@@ -125,7 +126,7 @@ def _pair(name: str, value: object) -> tuple[int, int]:
         first, second = value
         return index(first), index(second)
     except (TypeError, ValueError):
-        raise TypeError(f"{name}: got {value!r}, expected None or a tuple of two integers") from None
+        raise TypeError(f"{name}: got {shown(value)}, expected None or a tuple of two integers") from None
 
 
 def _route(own: tuple[int, int], wanted: tuple[int, int] | None, copy: object) -> Route:

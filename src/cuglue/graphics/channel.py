@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import cast
 
+from ..arguments import shown
 from ..core.stream import Stream, as_stream
 from ..errors import ClosedError, UsageError
 from .buffers import ForeignBuffer, GlBuffer
@@ -84,7 +85,7 @@ class BufferOps:
     def _check(self, res: int) -> None:
         if res != self._backing.registration.handle:
             raise UsageError(
-                f"{self._backing}", got=f"resource {res!r}", expected="the one that it was given with"
+                f"{self._backing}", got=f"resource {shown(res)}", expected="the one that it was given with"
             )
 
 

@@ -6,6 +6,7 @@ Owns what is checked of a texture before the driver is asked, and its registrati
 
 from __future__ import annotations
 
+from ..arguments import shown
 from ..core.block import Block
 from ..core.device import DeviceState
 from ..core.stream import Stream, as_stream
@@ -142,7 +143,7 @@ def open_texture(
             reason="platform",
         )
     if isinstance(texture, bool) or not isinstance(texture, int) or texture <= 0:
-        raise UsageError("ID3D11Texture2D", got=repr(texture), expected="the address of one: an int above 0")
+        raise UsageError("ID3D11Texture2D", got=shown(texture), expected="the address of one: an int above 0")
     described = None if state.capabilities.simulated else com.describe(texture)
     format = None if described is None else check_description(described)
     with Undo(state.retire) as undo, explained(state.driver, state.device):
@@ -156,14 +157,16 @@ def open_texture(
         info = _probe(state, registration)
         if described is not None:
             _compare(described, format, info)
-        shown = image_layout(format or plain_format(texel_of(info)), carried, info.width, max(info.height, 1))
+        visible = image_layout(
+            format or plain_format(texel_of(info)), carried, info.width, max(info.height, 1)
+        )
         if surfaces:
             image_copier(state).prepare(info.width * info.texel_bytes, 0)
         return D3d11Image(
             registration,
             memory or default_memory(state),
             info,
-            shown,
+            visible,
             writes,
             surfaces=surfaces,
             levels=1 if described is None else described.levels,

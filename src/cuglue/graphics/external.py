@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Literal, get_args
 
-from ..arguments import whole_of
+from ..arguments import shown, whole_of
 from ..core.device import DeviceState, device_state
 from ..driver.registry import current_driver
 from ..errors import LayoutError, UsageError
@@ -248,7 +248,7 @@ def import_semaphore_win32(
 
 def _check_completed(completed: object) -> None:
     if completed is not None and not callable(completed):
-        raise UsageError("completed", got=repr(completed), expected="a function, or None")
+        raise UsageError("completed", got=shown(completed), expected="a function, or None")
 
 
 def _allocation_size(nbytes: object) -> int:
@@ -259,14 +259,14 @@ def _allocation_size(nbytes: object) -> int:
 
 
 def _check_choice(name: str, value: object, choices: object) -> None:
-    if value not in get_args(choices):
-        raise UsageError(name, got=repr(value), expected=f"one of {', '.join(get_args(choices))}")
+    if not isinstance(value, str) or value not in get_args(choices):
+        raise UsageError(name, got=shown(value), expected=f"one of {', '.join(get_args(choices))}")
 
 
 def _check_handle(handle: object, kind: type[WindowsHandle]) -> None:
     if not isinstance(handle, kind):
         classes = ", ".join(sub.__name__ for sub in kind.__subclasses__())
-        raise UsageError("Windows handle", got=repr(handle), expected=f"one of {classes}")
+        raise UsageError("Windows handle", got=shown(handle), expected=f"one of {classes}")
 
 
 __all__ = [

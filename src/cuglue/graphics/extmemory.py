@@ -10,7 +10,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Protocol
 
-from ..arguments import whole
+from ..arguments import shown, whole
 from ..core.block import Block
 from ..core.device import DeviceState
 from ..core.stream import Stream, as_stream
@@ -295,7 +295,7 @@ def check_external(memory: object) -> ExternalMemory:
     if not isinstance(memory, ExternalMemory):
         raise UsageError(
             "external memory",
-            got=repr(memory),
+            got=shown(memory),
             expected="an ExternalMemory",
             hint="Import it first: cuglue.external.import_fd",
         )

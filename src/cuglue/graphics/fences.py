@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..arguments import whole
+from ..arguments import shown, whole
 from ..core.block import BlockLife
 from ..core.device import DeviceState
 from ..core.stream import Stream, as_stream
@@ -36,7 +36,7 @@ def check_value(what: object, value: object, lowest: int = 0) -> int:
     """
     number = whole(value)
     if number is None or not lowest <= number <= LARGEST_VALUE:
-        raise UsageError(f"{what}: value", got=repr(value), expected=f"an int of {lowest} to 2**64 - 1")
+        raise UsageError(f"{what}: value", got=shown(value), expected=f"an int of {lowest} to 2**64 - 1")
     return number
 
 
@@ -178,7 +178,7 @@ def check_fence(fence: object, device: int) -> None:
     if not isinstance(fence, Fence):
         raise UsageError(
             "fence",
-            got=repr(fence),
+            got=shown(fence),
             expected="a Fence",
             hint="Import it first: cuglue.external.import_semaphore_fd",
         )

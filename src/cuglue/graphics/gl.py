@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Literal
 
-from ..arguments import whole
+from ..arguments import shown, whole
 from ..core.device import DeviceState
 from ..driver.protocol import Driver, RegisterFlags
 from ..driver.registry import current_driver
@@ -76,7 +76,7 @@ def register_buffer(
     """
     name = _name("buffer", name)
     if not isinstance(access, str) or access not in _FLAGS:
-        raise UsageError("access", got=repr(access), expected=f"one of {', '.join(_FLAGS)}")
+        raise UsageError("access", got=shown(access), expected=f"one of {', '.join(_FLAGS)}")
     return _register(ops, _open_buffer, name, access, device)
 
 
@@ -111,10 +111,10 @@ def register_texture(
     """
     name, given = _name("texture", name), whole(target)
     if given is None:
-        raise UsageError(f"target of texture {name}", got=repr(target), expected="a GL texture target")
+        raise UsageError(f"target of texture {name}", got=shown(target), expected="a GL texture target")
     _check_memory(memory)
-    shown = carried(f"texture {name}", format, width, height)
-    return _register(ops, _open_image, name, given, shown, memory, device)
+    described = carried(f"texture {name}", format, width, height)
+    return _register(ops, _open_image, name, given, described, memory, device)
 
 
 def register_renderbuffer(
@@ -143,7 +143,7 @@ def register(obj: Any, **options: Any) -> CudaHandle:
     name, kind = whole(getattr(obj, "glo", None)), type(obj).__name__
     if name is None or kind not in _OBJECTS:
         raise UsageError(
-            f"{obj!r}",
+            shown(obj),
             got=kind,
             expected=f"an object with glo, one of {', '.join(_OBJECTS)}",
             hint="Use register_buffer, register_texture or register_renderbuffer with the GL name",
@@ -174,13 +174,13 @@ _OBJECTS: dict[str, int | None] = {
 def _name(kind: str, name: object) -> int:
     number = whole(name)
     if number is None or not 1 <= number <= _LARGEST_NAME:
-        raise UsageError(f"GL {kind} name", got=repr(name), expected=f"an int of 1 to {_LARGEST_NAME}")
+        raise UsageError(f"GL {kind} name", got=shown(name), expected=f"an int of 1 to {_LARGEST_NAME}")
     return number
 
 
 def _check_memory(memory: object) -> None:
     if not isinstance(memory, DeviceMemoryResource | None):
-        raise UsageError("memory of an image", got=repr(memory), expected="a DeviceMemoryResource, or None")
+        raise UsageError("memory of an image", got=shown(memory), expected="a DeviceMemoryResource, or None")
 
 
 # --- on the context's thread --------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def _check_memory(memory: object) -> None:
 
 def _register(ops: GlOps | None, open_: Callable[..., Life], *args: Any) -> CudaHandle:
     if not isinstance(ops, GlOps | None):
-        raise UsageError("ops", got=repr(ops), expected="GlOps (a context's .ops), or None")
+        raise UsageError("ops", got=shown(ops), expected="GlOps (a context's .ops), or None")
     driver = current_driver()
     where = ops or ops_here()
     return CudaHandle(where.call(open_, driver, where, *args))

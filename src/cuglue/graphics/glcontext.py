@@ -12,7 +12,7 @@ import threading
 import weakref
 from typing import Any, Literal
 
-from ..arguments import whole_of
+from ..arguments import shown, whole_of
 from ..errors import DriverError, NoContextError, UnsupportedError, UsageError, WrongThreadError
 from ..lifecycle import Owned
 from . import egl
@@ -258,9 +258,9 @@ def headless(
     if device is not None:
         device = whole_of("device", device, expected="an ordinal, an int of 0 or more, or None")
     if uuid is not None and not (isinstance(uuid, bytes) and len(uuid) == 16):
-        raise UsageError("uuid of a device", got=repr(uuid), expected="16 bytes, or None")
+        raise UsageError("uuid of a device", got=shown(uuid), expected="16 bytes, or None")
     if thread not in ("inline", "worker"):
-        raise UsageError("thread of a context", got=repr(thread), expected="'inline' or 'worker'")
+        raise UsageError("thread of a context", got=shown(thread), expected="'inline' or 'worker'")
     if thread == "worker":
         ops = GlOps.worker(lambda: _make(device, uuid))
         context = ops.context

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from ..arguments import shown
 from ..errors import CuglueError, UsageError
 from .glcurrent import ContextId, current_context
 from .glqueue import Posted, Queue, Request, drain, end_quietly, refuse
@@ -45,7 +46,7 @@ def check_owned(context: OwnedContext) -> OwnedContext:
     """``context``, if it is one. Raises UsageError."""
     if not isinstance(getattr(context, "id", None), ContextId):
         raise UsageError(
-            "OpenGL context", got=repr(context), expected="a GlContext (cuglue.gl.headless, .current)"
+            "OpenGL context", got=shown(context), expected="a GlContext (cuglue.gl.headless, .current)"
         )
     return context
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ..arguments import shown
 from ..core.device import DeviceState
 from ..errors import DriverError, UnsupportedError, UsageError
 from .undo import Undo
@@ -31,7 +32,7 @@ def check_descriptor(fd: object) -> int:
         UsageError: it is not.
     """
     if isinstance(fd, bool) or not isinstance(fd, int) or fd < 0:
-        raise UsageError("file descriptor", got=repr(fd), expected="an int of 0 or more")
+        raise UsageError("file descriptor", got=shown(fd), expected="an int of 0 or more")
     try:
         os.fstat(fd)
     except (OSError, OverflowError) as error:

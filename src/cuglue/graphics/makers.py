@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from ..arguments import whole_of
+from ..arguments import shown, whole_of
 from ..core.device import device_state
 from ..driver.protocol import Driver
 from ..driver.registry import current_driver
@@ -61,12 +61,12 @@ class HandleMakers:
             UsageError: ops that lack one of the three.
         """
         if not isinstance(resource, int) or resource == 0:
-            raise LayoutError("registered resource", got=repr(resource), expected="a handle that is not 0")
+            raise LayoutError("registered resource", got=shown(resource), expected="a handle that is not 0")
         size = whole_of(
             f"size of registered resource {resource:#x}", size, expected="0 or more bytes", error=LayoutError
         )
         if not all(callable(getattr(ops, name, None)) for name in ("map", "unmap", "unregister")):
-            raise UsageError("ops", got=repr(ops), expected="an object with map, unmap and unregister")
+            raise UsageError("ops", got=shown(ops), expected="an object with map, unmap and unregister")
         try:
             state = device_state(driver or current_driver(), device)
         except UnsupportedError as error:
@@ -139,12 +139,12 @@ class HandleMakers:
             UsageError, UnsupportedError, DriverError: as they say.
         """
         if isinstance(array, bool) or not isinstance(array, int) or array <= 0:
-            raise UsageError("CUDA array", got=repr(array), expected="a cudaArray_t: an int above 0")
+            raise UsageError("CUDA array", got=shown(array), expected="a cudaArray_t: an int above 0")
         state = device_state(driver or current_driver(), device)
         check_fence(fence, device)
         what = f"array of {texels} x {rows} texels"
         info = state.driver.array_info(array, state.device)
-        shown = shown_by(
+        visible = shown_by(
             what,
             info,
             carried(what, format, width, height),
@@ -153,7 +153,7 @@ class HandleMakers:
             texel_bytes=bytes_per_texel,
         )
         backing = ArrayImage(
-            state, memory or default_memory(state), array, info, shown, Writes(fence), what=what
+            state, memory or default_memory(state), array, info, visible, Writes(fence), what=what
         )
         return cls(Life(backing))
 
@@ -177,16 +177,16 @@ class HandleMakers:
         Ordering: queues nothing; compiles the copies at first. Raises: as :meth:`from_array`.
         """
         if not isinstance(image, ExternalImage):
-            raise UsageError("external image", got=repr(image), expected="an ExternalImage")
+            raise UsageError("external image", got=shown(image), expected="an ExternalImage")
         state, what = image.memory.state, repr(image)
         check_fence(fence, state.device)
-        shown = shown_by(what, image.info, carried(what, format, width, height))
+        visible = shown_by(what, image.info, carried(what, format, width, height))
         backing = ArrayImage(
             state,
             memory or default_memory(state),
             image.array,
             image.info,
-            shown,
+            visible,
             Writes(fence),
             give_back=image.close,
             what=what,
@@ -226,8 +226,8 @@ class HandleMakers:
         """
         state = device_state(driver or current_driver(), device)
         check_fence(fence, device)
-        shown = carried("Direct3D 11 texture", format, width, height)
-        return cls(Life(open_texture(state, texture, Writes(fence), shown, memory)))
+        described = carried("Direct3D 11 texture", format, width, height)
+        return cls(Life(open_texture(state, texture, Writes(fence), described, memory)))
 
     # --- giving away ----------------------------------------------------------------------------------------------
     def into_client_parts(self) -> CudaClientParts:
@@ -264,7 +264,7 @@ class HandleMakers:
             UsageError, LayoutError: something is missing; nothing was taken.
         """
         if not isinstance(parts, CudaClientParts):
-            raise UsageError("client parts", got=repr(parts), expected="CudaClientParts")
+            raise UsageError("client parts", got=shown(parts), expected="CudaClientParts")
         parts.take()
         return cls.from_gl(parts.resource, parts.size, TakenOps(parts), device=device, driver=driver)
 

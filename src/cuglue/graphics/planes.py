@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from ..arguments import whole
+from ..arguments import shown, whole
 from ..driver.protocol import ArrayInfo, TexelKind
 from ..errors import LayoutError, UnsupportedError, UsageError
 from ..formats import (
@@ -56,7 +56,7 @@ def format_of(what: object, format: str | Format) -> Format:
     """
     found = by_name(format) if isinstance(format, str) else format
     if not isinstance(found, Format):
-        raise UsageError(f"{what}: format", got=repr(format), expected="the name of a format, or a Format")
+        raise UsageError(f"{what}: format", got=shown(format), expected="the name of a format, or a Format")
     return found
 
 
@@ -74,7 +74,7 @@ def carried(
         raise UsageError(f"{what}", got="width or height", expected="a format that they are the size of")
     sides = whole(width), whole(height)
     if (sides[0] is None) != (width is None) or (sides[1] is None) != (height is None):
-        raise UsageError(f"{what}", got=f"{width!r} x {height!r} pixels", expected="two ints")
+        raise UsageError(f"{what}", got=f"{shown(width)} x {shown(height)} pixels", expected="two ints")
     return Carried(found, *sides)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..arguments import whole_of
+from ..arguments import shown, whole_of
 from ..driver.protocol import CopyKind
 from ..errors import BusyError, ClosedError, LayoutError, MapConflictError, UnsupportedError, UsageError
 from ..formats import Format, Packing, tight_geometry
@@ -99,7 +99,7 @@ class Tensor:
         self._cuda: CudaHandle | None = None
         if cuda is not None:
             if not isinstance(cuda, CudaHandle):
-                raise UsageError("cuda of a tensor", got=repr(cuda), expected="a CudaHandle, or None")
+                raise UsageError("cuda of a tensor", got=shown(cuda), expected="a CudaHandle, or None")
             self._check_size(cuda.size, cuda)
             self._check_rows(cuda)
             self._cuda = cuda
@@ -274,7 +274,7 @@ class Tensor:
         """
         self._check_open()
         if not isinstance(parts, CudaClientParts):
-            raise UsageError("client parts", got=repr(parts), expected="CudaClientParts")
+            raise UsageError("client parts", got=shown(parts), expected="CudaClientParts")
         parts.check()
         self._check_size(parts.size, parts)
         self._check_idle("attach()")

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
+from ..arguments import shown
 from ..core.stream import Stream, as_stream
 from ..errors import CuglueError, UsageError, raise_together
 from ..lifecycle import leave
@@ -241,7 +242,7 @@ def _chosen(handles: Iterable[CudaHandle]) -> list[CudaHandle]:
     """The handles as a list. Raises UsageError if they are none."""
     chosen = list(handles) if isinstance(handles, Iterable) else None
     if chosen is None or not all(isinstance(handle, CudaHandle) for handle in chosen):
-        raise UsageError("map_all", got=repr(handles), expected="a sequence of CudaHandle")
+        raise UsageError("map_all", got=shown(handles), expected="a sequence of CudaHandle")
     return chosen
 
 

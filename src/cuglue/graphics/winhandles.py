@@ -1,6 +1,6 @@
 """Windows handles as types, so that memory cannot be imported as a semaphore, nor a heap as a texture.
 
-Owns which kind of driver import each class means. Must not know the driver's numbers, nor import anything.
+Owns which kind of driver import each class means. Must not know the driver's numbers, nor import what does.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..arguments import shown
 from ..errors import UsageError
 
 
@@ -31,7 +32,7 @@ class WindowsHandle:
             raise UsageError(f"{type(self).__name__}", expected="one of its subclasses")
         if isinstance(self.value, bool) or not isinstance(self.value, int) or self.value <= 0:
             raise UsageError(
-                f"{type(self).__name__}", got=repr(self.value), expected="a handle: an int above 0"
+                f"{type(self).__name__}", got=shown(self.value), expected="a handle: an int above 0"
             )
 
     @property

@@ -9,12 +9,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..arguments import shown
 from ..core.block import BlockId, BlockLife
 from ..core.stream import Stream
 from ..driver.protocol import Access, Driver
 from ..errors import CuglueError, OutOfBounds, UsageError
 from ..lifecycle import BlockState
-from .resource import BudgetSnapshot, DeviceMemoryResource, LayeredResource, entry, keeps
+from .layered import LayeredResource, entry, keeps
+from .resource import BudgetSnapshot, DeviceMemoryResource
 
 if TYPE_CHECKING:
     from .entries import Entry
@@ -29,7 +31,7 @@ class Adaptor(LayeredResource):
     def __init__(self, upstream: DeviceMemoryResource) -> None:
         if not isinstance(upstream, DeviceMemoryResource):
             raise UsageError(
-                type(self).__name__, got=repr(upstream), expected="a DeviceMemoryResource to put it over"
+                type(self).__name__, got=shown(upstream), expected="a DeviceMemoryResource to put it over"
             )
         self.upstream = upstream
         self._take, self._give = entry(upstream)

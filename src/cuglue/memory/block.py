@@ -16,6 +16,7 @@ from ..errors import LayoutError
 UNTAGGED = "untagged"
 #: More than any device has, and still an int that a driver can take after rounding up.
 LARGEST = 2**63 - 4096
+_MOST_BITS = 256  # of a size: of thousands, Python would refuse to print it in the error that refuses it
 
 
 class SizeTypeError(LayoutError, TypeError):
@@ -31,7 +32,7 @@ def as_size(nbytes: object, what: str = "size") -> int:
 
     Raises:
         SizeTypeError: not an int (a ValueError and a TypeError).
-        LayoutError: negative (a ValueError).
+        LayoutError: negative, or a number that is no size of anything (a ValueError).
     """
     if isinstance(nbytes, bool):
         raise SizeTypeError(what, got=shown(nbytes), expected="an int of bytes")
@@ -41,7 +42,9 @@ def as_size(nbytes: object, what: str = "size") -> int:
         raise SizeTypeError(what, got=shown(nbytes), expected="an int of bytes") from None
     if size < 0:
         hint = "A product of a shape overflowed, perhaps" if what == "size" else ""
-        raise LayoutError(what, got=f"{size} bytes", expected="0 or more", hint=hint)
+        raise LayoutError(what, got=f"{shown(size)} bytes", expected="0 or more", hint=hint)
+    if size.bit_length() > _MOST_BITS:
+        raise LayoutError(what, got=shown(size), expected="a number of bytes")
     return size
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ..arguments import shown
 from ..core.device import device_state
 from ..core.stream import Stream
 from ..errors import CuglueError, DriverError, OutOfBudget, OutOfMemory
@@ -312,7 +313,7 @@ def reserve(resource: DeviceMemoryResource, nbytes: int) -> BudgetReservation:
         below = getattr(below, "upstream", None)
         if below is None:
             raise DriverError(
-                f"reservation of {nbytes} bytes in {resource!r}",
+                f"reservation of {shown(nbytes)} bytes in {shown(resource)}",
                 got="a stack without a budget",
                 expected="a GlobalDeviceBudget in it",
                 code=801,

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
+from ..arguments import shown
 from ..core.stream import Stream
 from ..driver.protocol import Driver
 from ..errors import UnsupportedError, UsageError
 from ..lifecycle import BlockState
 from .entries import Entry
 from .hot import Way, driver_way
-from .resource import keeps
+from .layered import keeps
 from .source import SourceResource
 from .stream_pool import StreamPool
 
@@ -51,8 +52,8 @@ class DirectCudaResource(SourceResource):
             stream_pool: what an int stands for where a stream is expected: an id of this pool. None: a handle.
             driver: where the memory comes from; None: the current driver.
         """
-        if mode not in get_args(Mode):
-            raise UsageError("mode", got=repr(mode), expected=f"one of {', '.join(get_args(Mode))}")
+        if not isinstance(mode, str) or mode not in get_args(Mode):
+            raise UsageError("mode", got=shown(mode), expected=f"one of {', '.join(get_args(Mode))}")
         super().__init__(device, device_ordinal, check=check, stream_pool=stream_pool, driver=driver)
         self.mode: Mode = mode
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..arguments import whole_of
+from ..arguments import shown, whole_of
 from ..core.device import device_state
 from ..core.stream import Stream
 from ..errors import CuglueError, OutOfMemory, UsageError
@@ -64,7 +64,7 @@ class FailureCallbackResource(Adaptor):
         """
         super().__init__(upstream)
         if not callable(callback):
-            raise UsageError("failure callback", got=repr(callback), expected="something to call")
+            raise UsageError("failure callback", got=shown(callback), expected="something to call")
         self._callback = callback
         self._max_attempts = whole_of("max_attempts", max_attempts, 1)
         self._local = threading.local()

@@ -22,13 +22,13 @@ from ..errors import CuglueError, LayoutError, OutOfBounds, OutOfMemory, UseAfte
 from ..lifecycle import BlockState
 from .adaptor import Adaptor
 from .block import LARGEST, UnderBlock, as_size, give_back, handed_out
+from .layered import check_block, check_block_id
 from .misuse import MemoryMisuseWarning, Misuse
 from .quarantine import Quarantine
 from .readback import read_back
-from .resource import DeviceMemoryResource, check_block
+from .resource import DeviceMemoryResource
 from .streams import refuge
 from .table import BlockTable
-from .uses import check_block_id
 
 CANARY = 0xCA
 FRESH = 0xCB  # of memory handed out and not written yet

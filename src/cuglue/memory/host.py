@@ -7,6 +7,8 @@ copies.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -15,7 +17,7 @@ import numpy as np
 from ..core.stream import Stream
 from ..errors import UnsupportedError, raise_together
 from ..lifecycle import BlockState, busy
-from .resource import check_block
+from .layered import check_block
 from .source import SourceResource
 from .uses import TracksUses
 
@@ -139,10 +141,13 @@ class PinnedHostResource(_Lends, TracksUses):
         self._check_process()
         self._state.retire.run_forgotten()
         errors: list[BaseException] = []
-        if block:
-            for entry in list(self._waiting):
-                self._attempt(lambda entry=entry: self._await(entry), errors)  # type: ignore[misc]
-        self._attempt(self._free_done, errors)
+        waiting = list(self._waiting) if block else []
+        waits: list[Callable[[], None]] = [partial(self._await, entry) for entry in waiting]
+        for step in (*waits, self._free_done):
+            try:
+                step()
+            except Exception as error:  # noqa: BLE001 - every stream is tried; raised together
+                errors.append(error)
         raise_together(f"reaping {self!r}", errors)
 
     @staticmethod

@@ -200,7 +200,7 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
     Args:
         resource: the top of a stack.
         types: CuPy's classes, see :func:`.cupy_plug.cupy_types`.
-        allocate, deallocate: the long way, see :func:`cuglue.memory.resource.entry`.
+        allocate, deallocate: the long way, see :func:`cuglue.memory.layered.entry`.
     """
 
     def take_back(entry: Entry) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..arguments import shown
 from ..core.stream import Stream
 from ..errors import UsageError
 from .adaptor import Adaptor
@@ -35,7 +36,7 @@ class LoggingResource(Adaptor):
     def __init__(self, upstream: DeviceMemoryResource, sink: Sink) -> None:
         super().__init__(upstream)
         if not callable(getattr(sink, "emit", None)):
-            raise UsageError("sink of a log", got=repr(sink), expected="something with emit(record)")
+            raise UsageError("sink of a log", got=shown(sink), expected="something with emit(record)")
         self.sink = sink
         self._ordinal = upstream.device_ordinal
         self._dropped = 0

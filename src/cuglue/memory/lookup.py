@@ -16,7 +16,8 @@ from ..core.block import BlockLife
 from ..exchange.tokens import ExportToken
 from ..exchange.view import Exporter
 from .cupy_plug import block_of
-from .resource import DeviceMemoryResource, living_resources
+from .layered import living_resources
+from .resource import DeviceMemoryResource
 
 _DEEPEST = 32  # owners of owners that are followed
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
+from ..arguments import shown
 from ..core import process
 from ..driver.registry import current_driver
 from ..errors import CuglueError, UsageError, raise_together
@@ -25,13 +26,13 @@ class PerDevice:
     def __init__(self, resources: Mapping[int, DeviceMemoryResource]) -> None:
         if not isinstance(resources, Mapping):
             raise UsageError(
-                "PerDevice", got=repr(resources), expected="a mapping from ordinals to resources"
+                "PerDevice", got=shown(resources), expected="a mapping from ordinals to resources"
             )
         for ordinal, resource in resources.items():
             if not isinstance(resource, DeviceMemoryResource) or resource.device != ordinal:
                 raise UsageError(
                     f"PerDevice: resource of device {ordinal}",
-                    got=repr(resource),
+                    got=shown(resource),
                     expected=f"a DeviceMemoryResource of device {ordinal}",
                 )
         self.resources: Mapping[int, DeviceMemoryResource] = dict(resources)
@@ -46,7 +47,7 @@ class PerDevice:
             return self.resources[device]
         except (KeyError, TypeError):
             raise UsageError(
-                "PerDevice", got=f"device {device!r}", expected=f"one of {sorted(self.resources)}"
+                "PerDevice", got=f"device {shown(device)}", expected=f"one of {sorted(self.resources)}"
             ) from None
 
     @cached_property

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import IO, Any, NamedTuple, Protocol, Self, TextIO, cast
 from weakref import WeakSet
 
+from ..arguments import shown
 from ..core import process
 from ..errors import (
     CuglueError,
@@ -167,7 +168,7 @@ class _FileSink:
         """
         self._own = not hasattr(target, "write")
         if self._own and not isinstance(target, str | PathLike):
-            raise UsageError(type(self).__name__, got=repr(target), expected="a path, or an open text file")
+            raise UsageError(type(self).__name__, got=shown(target), expected="a path, or an open text file")
         self._file: IO[str] = (
             open(cast("str", target), "w", encoding="utf-8", newline="")  # noqa: SIM115 - closed by close()
             if self._own

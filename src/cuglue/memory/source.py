@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..arguments import whole_of
+from ..arguments import shown, whole_of
 from ..core import process
 from ..core.block import BlockLife
 from ..core.device import DeviceState, check_device, device_state
@@ -36,7 +36,7 @@ from .block import LARGEST, UnderBlock, give_back, handed_out
 from .cupy_plug import cupy_error
 from .desks import Desk
 from .entries import Entries
-from .resource import LayeredResource, keeps, living_resources
+from .layered import LayeredResource, keeps, living_resources
 from .stream_pool import StreamPool
 from .streams import prepare_refuge, refuge
 from .table import BlockTable, gone, wrong_device
@@ -85,14 +85,17 @@ class SourceResource(Owned, LayeredResource):
         """
         self._device = whole_of("device ordinal", device)
         self._ordinal = self._device if device_ordinal is None else whole_of("device ordinal", device_ordinal)
-        if check and self._ordinal != self._device:
-            given, hint = f"{device_ordinal} for device {device}", "Pass check=False if it is a label only"
-            raise UsageError("device ordinal", got=given, expected="the same", hint=hint)
         self._driver = driver or current_driver()
         if self._device:  # the first one is there with any driver
             check_device(self._driver, self._device)
+        if check and self._ordinal != self._device:
+            given, hint = (
+                f"{shown(device_ordinal)} for {self._device}",
+                "Pass check=False if it is a label only",
+            )
+            raise UsageError("device ordinal", got=given, expected="the same", hint=hint)
         if stream_pool is not None and not isinstance(stream_pool, StreamPool):
-            raise UsageError("stream_pool", got=repr(stream_pool), expected="a StreamPool or None")
+            raise UsageError("stream_pool", got=shown(stream_pool), expected="a StreamPool or None")
         self._stream_pool = stream_pool
         self._table = BlockTable()
         self._arrays = Entries(self._table)
@@ -161,7 +164,7 @@ class SourceResource(Owned, LayeredResource):
             return super()._stream(stream)
         found = self._stream_pool.resolve(stream)
         if found is None:
-            raise StreamMisuse("stream id", got=stream, expected=f"an id of {self._stream_pool!r}")
+            raise StreamMisuse("stream id", got=shown(stream), expected=f"an id of {self._stream_pool!r}")
         return found
 
     # --- allocate -----------------------------------------------------------------------------------------------
@@ -313,9 +316,12 @@ class SourceResource(Owned, LayeredResource):
         under = sum(isinstance(b, UnderBlock) for b in live)
         arrays = len(live) - len(held) - under + len(self._arrays)
         errors: list[BaseException] = []
-        for block in held:
-            self._attempt(partial(give_back, block, self), errors)
-        self._attempt(self.reap_pending, errors)
+        frees: list[Callable[[], None]] = [partial(give_back, block, self) for block in held]
+        for step in (*frees, self.reap_pending):
+            try:
+                step()
+            except Exception as error:  # noqa: BLE001 - every block is tried; raised together
+                errors.append(error)
         raise_together(f"closing {self!r}", errors)
         self._ready = False
         for desk in self._desks:
@@ -329,13 +335,6 @@ class SourceResource(Owned, LayeredResource):
                 ResourceWarning,
                 stacklevel=4,
             )
-
-    @staticmethod
-    def _attempt(action: Callable[[], None], errors: list[BaseException]) -> None:
-        try:
-            action()
-        except Exception as error:  # noqa: BLE001 - every block is tried; raised together
-            errors.append(error)
 
     def _forgotten(self) -> None:
         for block in self._table:

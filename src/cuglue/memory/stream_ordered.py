@@ -17,7 +17,7 @@ from ..lifecycle import BlockState
 from .desks import Home
 from .entries import Entry
 from .hot import Way, driver_way
-from .resource import keeps
+from .layered import keeps
 from .source import SourceResource
 from .stream_pool import StreamPool
 from .uses import TracksUses

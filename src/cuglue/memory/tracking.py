@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+from ..arguments import shown
 from ..core.block import BlockId
 from ..core.device import device_state
 from ..core.stream import Stream
@@ -24,7 +25,8 @@ from .block import UNTAGGED
 from .desks import Home
 from .entries import Entry
 from .hot import Way, give_up
-from .resource import DeviceMemoryResource, check_block
+from .layered import check_block
+from .resource import DeviceMemoryResource
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES = (f"{os.sep}cupy{os.sep}", f"{os.sep}cupyx{os.sep}", f"{os.sep}contextlib.py")
@@ -176,7 +178,7 @@ class TrackingResource(Adaptor):
         """
         for snapshot in a, b:
             if not isinstance(snapshot, Snapshot):
-                raise UsageError("diff", got=repr(snapshot), expected="two snapshots of a TrackingResource")
+                raise UsageError("diff", got=shown(snapshot), expected="two snapshots of a TrackingResource")
         if a.tracker != b.tracker:
             raise UsageError(
                 "diff", got="snapshots of two resources", expected="two of the same TrackingResource"
@@ -193,13 +195,13 @@ class TrackingResource(Adaptor):
             UseAfterFree: not a live block of this resource.
         """
         if not isinstance(note, str):
-            raise UsageError("note", got=repr(note), expected="a str")
+            raise UsageError("note", got=shown(note), expected="a str")
         generation = check_block(block).generation
         while True:
             found = self._live.get(generation)
             if found is None:
                 raise UseAfterFree(
-                    f"note on {block!r}", expected="a live block of this resource", generation=generation
+                    f"note on {shown(block)}", expected="a live block of this resource", generation=generation
                 )
             noted = replace(found, notes=(*found.notes, note))
             if self._live.get(generation) is found:  # else another thread noted something too, or freed it

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..arguments import whole_of
+from ..arguments import shown, whole_of
 from ..core.block import BlockId, BlockLife
 from ..core.device import DeviceState
 from ..core.stream import Stream
 from ..driver.protocol import Access
-from ..errors import ArgumentError, StreamMisuse
-from .resource import DeviceMemoryResource, LayeredResource, check_block
-from .table import BlockTable, wrong_device
+from ..errors import ArgumentError
+from .layered import LayeredResource, check_block, check_block_id
+from .table import BlockTable
 from .tickets import Tickets
 
 
@@ -78,18 +78,5 @@ def check_access(access: object) -> Access:
         ArgumentError: it is none (a ValueError).
     """
     if not isinstance(access, Access):
-        raise ArgumentError("access", got=repr(access), expected="Access.READ, WRITE or READ_WRITE")
+        raise ArgumentError("access", got=shown(access), expected="Access.READ, WRITE or READ_WRITE")
     return access
-
-
-def check_block_id(resource: DeviceMemoryResource, block_id: object, call: str) -> None:
-    """Refuse what is no id, or one of another device.
-
-    Raises:
-        StreamMisuse: no :class:`BlockId`.
-        DriverError: another device.
-    """
-    if not isinstance(block_id, BlockId):
-        raise StreamMisuse(call, got=repr(block_id), expected="a BlockId: give block.id")
-    if block_id.device_ordinal not in (resource.device_ordinal, resource.device):
-        raise wrong_device(resource, block_id.device_ordinal, call)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ...arguments import shown
 from ...errors import UnsupportedError, UsageError
 from ..protocol import ArrayInfo
 from .arrays import array_descriptor
@@ -168,7 +169,7 @@ def _known(kinds: dict[str, str], kind: str) -> str:
     except KeyError:
         raise UnsupportedError(
             "external handle",
-            got=f"kind {kind!r}",
+            got=f"kind {shown(kind)}",
             expected=f"one of {', '.join(kinds)}",
             reason="handle_kind",
         ) from None

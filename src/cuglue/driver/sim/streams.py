@@ -11,6 +11,7 @@ from collections import deque
 from types import TracebackType
 from typing import Any, Protocol
 
+from ...arguments import shown
 from ...errors import UsageError
 
 
@@ -111,7 +112,7 @@ class CurrentStreams:
         if stream is None:
             stream = 0
         if not isinstance(stream, int) and not (hasattr(stream, "ptr") or hasattr(stream, "handle")):
-            raise UsageError("current stream", got=repr(stream), expected="a stream object or a handle")
+            raise UsageError("current stream", got=shown(stream), expected="a stream object or a handle")
         choice = StreamChoice(self, self.get())
         self.set(stream if hasattr(stream, "ptr") or isinstance(stream, int) else stream.handle)
         return choice

@@ -19,7 +19,7 @@ from ...arguments import whole_of
 from ...core.stream import Stream
 from ...errors import ArgumentError, CuglueError, OutOfMemory, UnsupportedError
 from ...lifecycle import BlockState
-from ..resource import check_block
+from ..layered import check_block
 from ..source import SourceResource
 from ..table import gone
 

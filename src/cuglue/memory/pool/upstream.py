@@ -11,7 +11,8 @@ from typing import Any
 from ...core.stream import Stream
 from ...errors import OutOfMemory, PoolCapacityExceeded
 from ..block import UnderBlock
-from ..resource import DeviceMemoryResource, entry
+from ..layered import entry
+from ..resource import DeviceMemoryResource
 from .expandable import ExpandableCudaResource
 from .spans import Page, Span
 
