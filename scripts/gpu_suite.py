@@ -103,25 +103,37 @@ class Suite:
         self._add(row, log)
 
     def tests(self, where: str, marker: str, under: Mapping[str, Sequence[str]] | None = None) -> None:
-        """Every test under ``where`` that has ``marker``, file by file.
+        """Every test under ``where`` that has ``marker``, file by file; those marked ``alone`` last, one at a time.
 
         Args:
             where: a test file or folder.
             marker: which tests.
             under: name and command line of each tool to run them under, all at the same time; None: under none.
         """
+        beside, alone = (self._by_file(where, f"({marker}) and {which}") for which in ("not alone", "alone"))
+        if beside is None or alone is None:
+            return
+        if not beside and not alone:
+            self._add(Row(where, failed=1, bad=[f"no test marked {marker} there"]))
+        self._files(beside, self._jobs, marker, under or {"": ()})
+        self._files(alone, 1, marker, under or {"": ()})
+
+    def _by_file(self, where: str, marker: str) -> dict[str, list[str]] | None:
         tests = self._collect(where, marker)
         if tests is None:
-            return
+            return None
         by_file: dict[str, list[str]] = {}
         for test in tests:
             by_file.setdefault(test.split("::")[0], []).append(test)
-        if not by_file:
-            self._add(Row(where, failed=1, bad=[f"no test marked {marker} there"]))
-        with ThreadPoolExecutor(self._jobs) as files:
+        return by_file
+
+    def _files(
+        self, by_file: dict[str, list[str]], jobs: int, marker: str, under: Mapping[str, Sequence[str]]
+    ) -> None:
+        with ThreadPoolExecutor(jobs) as files:
             running = [
                 files.submit(self._file, *item, marker, tool, prefix)
-                for tool, prefix in (under or {"": ()}).items()
+                for tool, prefix in under.items()
                 for item in by_file.items()
             ]
             for file in running:

@@ -206,6 +206,7 @@ def test_a_copy_is_made_in_the_order_of_the_consumer():
         assert ledger.live() == ()
 
 
+@pytest.mark.alone
 def test_dropped_copies_are_freed():
     import cupy
 

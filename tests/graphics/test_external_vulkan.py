@@ -120,6 +120,7 @@ def test_A4_what_is_no_memory_is_refused(driver: Driver, kind: Any, tmp_path: An
     os.close(fd)
 
 
+@pytest.mark.alone
 def test_row_75_imports_do_not_grow(driver: Driver, vulkan: Any) -> None:
     fd, size = vulkan.export_memory(MIB)
 

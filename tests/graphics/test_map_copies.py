@@ -285,4 +285,5 @@ def test_a_frame_like_the_last_allocates_and_registers_nothing(
             made = {c.method for c in calls if "alloc" in c.method or "regist" in c.method}
             made |= {"kernel_load", "event_create", "array_create"} & {c.method for c in calls}
             assert bool(made) == (turn == 0), made
+            driver.device_synchronize(0)  # a device that lags behind needs more events at once
     GL.glDeleteTextures([name])

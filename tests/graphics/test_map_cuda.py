@@ -451,6 +451,7 @@ def test_the_renderer_is_the_device(driver: Driver, context: GlContext) -> None:
         assert handle.device == context.cuda_device
 
 
+@pytest.mark.alone
 def test_a_thousand_frames_leave_nothing(driver: Driver, cp: Any) -> None:
     name = make_texture(320, 240)
     with cuglue.register_texture(name) as image:

@@ -128,6 +128,7 @@ def test_report_M34_M35_swapped_late_and_frees_arrive(driver: Any) -> None:
     assert [resource.live_bytes for resource in resources] == [0, 0]
 
 
+@pytest.mark.alone
 def test_report_M52_M75_closing_gives_everything_back(driver: Any) -> None:
     before = driver.memory_info(0).free
     for _ in range(3):

@@ -26,11 +26,21 @@ def test_last(): pass
 def test_hides_a_gap(): pass
 """
 
+ALONE = """
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+@pytest.mark.alone
+def test_alone(): {0}('alone ')
+def test_beside(): {0}('beside ')
+"""
+
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     (tmp_path / "tests").mkdir()
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: x\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: x\n    alone: x\n")
     (tmp_path / "tests" / "conftest.py").write_text(conftest_on_a_machine_with(devices=1))
     (tmp_path / "tests" / "test_all.py").write_text(TESTS)
     (tmp_path / "tests" / "test_good.py").write_text(
@@ -54,10 +64,23 @@ def test_each_fault_costs_its_own_test(project: Path) -> None:
     assert good.ok
 
 
+def test_what_wants_the_device_for_itself_comes_last_and_alone(project: Path) -> None:
+    seen = f"open({str(project / 'order')!r}, 'a').write"
+    body = ALONE.format(seen)
+    (project / "tests" / "test_all.py").write_text(body)
+    (project / "tests" / "test_good.py").write_text(body)
+    suite = Suite(project / "out", test_seconds=20, total_seconds=100, root=project, jobs=2)
+    suite.tests("tests", "gpu")
+    assert (project / "order").read_text().split() == ["beside"] * 2 + ["alone"] * 2
+    assert [(row.passed, row.ok) for row in suite.rows] == [(1, True)] * 4
+
+
 def test_what_the_time_did_not_allow_is_shown_as_not_run(project: Path) -> None:
     suite = Suite(project / "out", test_seconds=2, total_seconds=100, root=project)
     suite._deadline = 0
-    suite._collect = lambda where, marker: ["tests/test_good.py::test_good"]  # type: ignore[method-assign]
+    suite._collect = lambda where, marker: (  # type: ignore[method-assign]
+        ["tests/test_good.py::test_good"] if "not alone" in marker else []
+    )
     suite.tests("tests", "gpu")
     assert [(row.passed, row.not_run, row.ok) for row in suite.rows] == [(0, 1, False)]
 
