@@ -12,15 +12,15 @@ import sys
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from cuglue.driver.sim.hazards import HazardError
 
-from .generate import Program, model_for
+from .generate import Program, outcomes
 from .memory import Known
-from .model import OPERATIONS, Outcome, Skip
+from .model import OPERATIONS, Outcome
 from .world import SimGraphics, World
 
 
@@ -86,18 +86,21 @@ def listening() -> Iterator[Noise]:
 
 
 def run(
-    program: Program, noise: Noise | None = None, graphics: Callable[[Any], Any] = SimGraphics
+    program: Program,
+    noise: Noise | None = None,
+    graphics: Callable[[Any], Any] = SimGraphics,
+    wanted: Iterable[Outcome | None] | None = None,
 ) -> Verdict:
-    """Run a program in a world of its own."""
+    """Run a program in a world of its own; ``wanted``: what its steps must give, if the model was asked already."""
     if noise is None:
         with listening() as noise:
-            return run(program, noise, graphics)
+            return run(program, noise, graphics, wanted)
     features: Counter[str] = Counter()
     operations: Counter[str] = Counter()
     noise.take()
     world = World(program.seed, program.resource, graphics)
     try:
-        failure = _steps(program, world, noise, features, operations)
+        failure = _steps(program, wanted or outcomes(program), world, noise, features, operations)
         if failure is None:
             failure = end(world, noise, len(program.steps))
     finally:
@@ -109,16 +112,18 @@ def run(
 
 
 def _steps(
-    program: Program, world: World, noise: Noise, features: Counter[str], operations: Counter[str]
+    program: Program,
+    wanted: Iterable[Outcome | None],
+    world: World,
+    noise: Noise,
+    features: Counter[str],
+    operations: Counter[str],
 ) -> Failure | None:
-    model = model_for(program.resource)
-    for index, step in enumerate(program.steps):
-        operation = OPERATIONS[step.name]
-        try:
-            wanted = operation.predict(model, *step.args)
-        except Skip:
+    for index, (step, outcome) in enumerate(zip(program.steps, wanted, strict=True)):
+        if outcome is None:
             continue
-        failure = one(operation.perform, world, step.args, wanted, noise)
+        operation = OPERATIONS[step.name]
+        failure = one(operation.perform, world, step.args, outcome, noise)
         if failure is None and world.driver.hazards:
             hazard = world.driver.hazards[0]
             failure = f"hazard: {hazard.kind}", str(hazard)

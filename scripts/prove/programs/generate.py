@@ -6,7 +6,7 @@ Owns the mix. Must not know the library: a program is made with the model alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import NamedTuple, TypeVar
 
@@ -22,7 +22,7 @@ from . import (
     object_steps,
     stream_steps,
 )
-from .model import FEATURES, OPERATIONS, Model, Skip, Step, choices
+from .model import FEATURES, OPERATIONS, Model, Outcome, Skip, Step, choices
 from .world import RESOURCES, TRACKING, WHOLE_DEVICE
 
 T = TypeVar("T")
@@ -78,16 +78,18 @@ class Writer:
         self.model.raw_allowed = False
         self.model.quiet = bool(seed // len(names) % 4)
         self.steps: list[Step] = []
+        self.wanted: list[Outcome] = []
         self.features: Counter[str] = Counter()
         self._began = 0
 
     def add(self, step: Step) -> bool:
         """Add a step, if it means something now."""
         try:
-            OPERATIONS[step.name].predict(self.model, *step.args)
+            outcome = OPERATIONS[step.name].predict(self.model, *step.args)
         except Skip:
             return False
         self.steps.append(step)
+        self.wanted.append(outcome)
         self.features[OPERATIONS[step.name].feature] += 1
         if step.name == "begin":
             self._began = len(self.steps)
@@ -172,7 +174,22 @@ class Writer:
 
 def generate(seed: int) -> Program:
     """The program of a seed."""
+    return generate_with_outcomes(seed)[0]
+
+
+def generate_with_outcomes(seed: int) -> tuple[Program, list[Outcome]]:
+    """The program of a seed, and its :func:`outcomes`, which the model gave when it was written."""
     writer = Writer(seed)
     writer.body()
     writer.last()
-    return Program(seed, writer.resource, tuple(writer.steps))
+    return Program(seed, writer.resource, tuple(writer.steps)), writer.wanted
+
+
+def outcomes(program: Program) -> Iterator[Outcome | None]:
+    """What each step must give; None for one that means nothing where it stands."""
+    model = model_for(program.resource)
+    for step in program.steps:
+        try:
+            yield OPERATIONS[step.name].predict(model, *step.args)
+        except Skip:
+            yield None

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from cuglue.driver.sim import memory
 
 from .check import Failure, listening, run
-from .generate import MINIMUM, STEPS, Program, generate
+from .generate import MINIMUM, STEPS, Program, generate_with_outcomes
 from .mesa import MesaGraphics
 from .model import FEATURES
 from .shrink import script, shrink
@@ -79,9 +79,9 @@ def some(seeds: Iterable[int], real: bool) -> Tally:
     tally = Tally()
     with listening() as noise:
         for seed in seeds:
-            program = generate(seed)
+            program, wanted = generate_with_outcomes(seed)
             on_gl = real and seed % REAL_EVERY == 0
-            verdict = run(program, noise, MesaGraphics if on_gl else SimGraphics)
+            verdict = run(program, noise, MesaGraphics if on_gl else SimGraphics, wanted)
             done = sum(verdict.features.values())
             tally.programs += 1
             tally.real += on_gl

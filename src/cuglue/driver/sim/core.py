@@ -50,7 +50,8 @@ class Core(State):
                 f"stream of device {queue.device}",
                 expected=f"device {device}",
             )
-        self._device(queue.device, call)
+        if self._devices[queue.device].fault is not None:
+            self._device(queue.device, call)
         return queue
 
     def _default_queue(self, device: Device, handle: int) -> Queue:

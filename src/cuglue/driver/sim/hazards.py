@@ -17,6 +17,22 @@ _BELOW = (
     _PACKAGE + "driver" + os.sep,
     _PACKAGE + "testing" + os.sep,
 )  # the plumbing: never the site of a call
+_OUTSIDE, _LIBRARY, _PLUMBING, _GENERATED = range(4)
+
+
+class _Parts(dict[str, int]):
+    """Which part of the program a file belongs to: every queued operation asks for a dozen frames."""
+
+    def __missing__(self, file: str) -> int:
+        if file.startswith(_PACKAGE):
+            part = _PLUMBING if file.startswith(_BELOW) else _LIBRARY
+        else:
+            part = _GENERATED if file.startswith("<") else _OUTSIDE
+        self[file] = part
+        return part
+
+
+_PART = _Parts()
 
 
 class Site(NamedTuple):
@@ -36,20 +52,12 @@ def call_site() -> Site:
     """The site of the running driver call. Costs a walk of the stack, no source line is read."""
     frame = sys._getframe(1)
     library: tuple[str, int] | None = None
-    last = frame
-    walk: object = frame
-    while walk is not None:
-        frame = walk  # type: ignore[assignment]
-        file = frame.f_code.co_filename
-        if not file.startswith(_PACKAGE):
-            if not file.startswith("<"):
-                break
-        elif library is None and not file.startswith(_BELOW):
-            library = (file, frame.f_lineno)
-        last = frame
-        walk = frame.f_back
-    else:
-        frame = last
+    while (part := _PART[frame.f_code.co_filename]) != _OUTSIDE:
+        if part == _LIBRARY and library is None:
+            library = (frame.f_code.co_filename, frame.f_lineno)
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
     if library is None:
         return Site(frame.f_code.co_filename, frame.f_lineno)
     return Site(frame.f_code.co_filename, frame.f_lineno, *library)

@@ -102,6 +102,8 @@ class Handles(Generic[T]):
         self._stride = stride
         self._free: list[int] = []
         self._objects: dict[int, T] = {}
+        #: The object, or None for a handle that names nothing.
+        self.get = self._objects.get
 
     def reserve(self) -> int:
         """A handle for :meth:`put`."""
@@ -119,10 +121,6 @@ class Handles(Generic[T]):
         handle = self.reserve()
         self.put(handle, value)
         return handle
-
-    def get(self, handle: int) -> T | None:
-        """The object, or None for a handle that names nothing."""
-        return self._objects.get(handle)
 
     def pop(self, handle: int) -> None:
         """Forget the object; the handle is given out next."""
@@ -159,7 +157,7 @@ class Scheduler:
         """Run one step; False if no stream can go on."""
         able = [q for q in self._queues if q.steps and not q.running]
         while able:
-            queue = able.pop(self._random.randrange(len(able)))
+            queue = able.pop(int(self._random.random() * len(able)))
             head = queue.steps[0]
             if head.ready is not None and not head.ready():
                 continue

@@ -51,7 +51,7 @@ def driver_call(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[
                 got=f"process {os.getpid()}",
                 expected=f"process {self._pid}, which made it",
             )
-        with self._changed:
+        with self._lock:
             self._enter(name)
             return method(self, *args, **kwargs)
 
@@ -116,7 +116,8 @@ class State:
         self.wait_limit = wait_limit
         self.counts: Counter[str] = Counter()
         self._disabled = frozenset(disable)
-        self._changed = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._devices = [Device(i, memory_bytes) for i in range(devices)]
         self._space = AddressSpace()
         self._storage = Storage(self._space.forget)
@@ -136,12 +137,14 @@ class State:
 
     # --- entering a call ------------------------------------------------------------------------------------------
     def _enter(self, call: str) -> None:
-        thread = threading.get_ident()
-        if thread in self._callback_threads or self._executing == thread:
-            raise codes.refused(
-                codes.NOT_PERMITTED, call, "driver call from a host callback or a sim function"
-            )
-        self._destroy_dropped()
+        if self._callback_threads or self._executing is not None:
+            thread = threading.get_ident()
+            if thread in self._callback_threads or self._executing == thread:
+                raise codes.refused(
+                    codes.NOT_PERMITTED, call, "driver call from a host callback or a sim function"
+                )
+        if self._dropped:
+            self._destroy_dropped()
         self.counts[call] += 1
 
     def _destroy_dropped(self) -> None:
@@ -155,7 +158,8 @@ class State:
 
     def _device(self, ordinal: int, call: str) -> Device:
         """The device, unless it is poisoned."""
-        self._check_ordinal(ordinal, call)
+        if not 0 <= ordinal < len(self._devices):
+            self._check_ordinal(ordinal, call)
         device = self._devices[ordinal]
         if device.fault is not None and device.fault_seen:
             raise codes.poisoned(device.fault.code, call, f"device {ordinal}: {device.fault.what}")

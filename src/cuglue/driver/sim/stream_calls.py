@@ -238,7 +238,8 @@ class StreamCalls(Core):
         event = self._events.get(handle)
         if event is None:
             raise codes.refused(codes.INVALID_RESOURCE_HANDLE, call, "event", got=f"{handle:#x}")
-        self._device(event.device, call)
+        if self._devices[event.device].fault is not None:
+            self._device(event.device, call)
         return event
 
     def _waitable(self, event: Event, call: str) -> Record | None:

@@ -92,7 +92,8 @@ class Watch:
     def fence(self, host: Clock) -> None:
         """The host waited: what it knows to be done is its own again."""
         self.check()
-        self._pending = [p for p in self._pending if not p.use.known_to(host)]
+        if self._pending:
+            self._pending = [p for p in self._pending if not p.use.known_to(host)]
 
     def check(self) -> None:
         """Report host writes that nothing ordered."""
