@@ -129,14 +129,35 @@ def on_the_hot_way(pointer: Any) -> bool:
 # --- the memory object and its block ----------------------------------------------------------------------------
 
 
-def test_a_pair_is_two_driver_calls_and_their_questions(resource: Any, stream: Any) -> None:
+def test_a_pair_is_two_driver_calls_and_one_question(resource: Any, stream: Any) -> None:
     warm(resource)
     pointer = resource.malloc(64)
     with testing.faults.counts() as counted:
         del pointer
         again = resource.malloc(64)
-    assert dict(counted) == {"stream_current": 1, "capture_status": 1, "free_async": 1, "malloc_async": 1}
+    assert dict(counted) == {"stream_current": 1, "free_async": 1, "malloc_async": 1}
     assert on_the_hot_way(again)
+    with testing.faults.counts() as counted:
+        more = resource.malloc(64)
+    assert dict(counted) == {"stream_current": 1, "capture_status": 1, "malloc_async": 1}, (
+        "no free has answered"
+    )
+    del more
+
+
+def test_a_free_on_another_stream_says_nothing_of_this_one(resource: Any, stream: Any) -> None:
+    warm(resource)
+    with make_current(new_stream()):
+        warm(resource)
+        pointer = resource.malloc(64)
+    resource.driver.capture_begin(stream.ptr, CaptureMode.RELAXED)
+    try:
+        del pointer
+        with pytest.raises(CaptureError):
+            resource.malloc(64)
+    finally:
+        resource.driver.graph_destroy(resource.driver.capture_end(stream.ptr))
+    assert resource.live_bytes == 0, "that one was freed"
 
 
 def test_the_block_is_made_at_the_first_question(resource: Any, stream: Any) -> None:
@@ -478,13 +499,40 @@ def test_P13_a_stream_that_captures(resource: Any, stream: Any) -> None:
         with testing.trace(only=PAIR) as calls, make_current(other):
             del pointer
             kept = resource.malloc(32)
-        assert [call.method for call in calls] == ["malloc_async"]
+        assert [call.method for call in calls] == ["free_async", "malloc_async"], "the first one is refused"
         assert resource.live_bytes == 96
+        assert driver.capture_status(stream.ptr) is CaptureStatus.ACTIVE
     finally:
-        driver.graph_destroy(driver.capture_end(stream.ptr))
+        graph = driver.capture_end(stream.ptr)
+        assert driver.graph_memory_nodes(graph) == 0
+        driver.graph_destroy(graph)
     drain(resource)
     assert resource.live_bytes == 32
     del kept
+
+
+def test_P13_a_dead_array_and_an_allocation_on_the_stream_that_captures(
+    resource: Any, stream: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its free is refused by the capture, which answers for the allocation too."""
+    warm(resource)
+    pointers = [resource.malloc(64) for _ in range(3)]
+    driver = resource.driver
+    driver.capture_begin(stream.ptr, CaptureMode.RELAXED)
+    try:
+        for _ in range(2):
+            pointers.pop()
+            with pytest.raises(CaptureError, match="graph_memory"):
+                resource.malloc(64)
+            assert resource.live_bytes == 192
+        assert driver.capture_status(stream.ptr) is CaptureStatus.ACTIVE
+    finally:
+        graph = driver.capture_end(stream.ptr)
+        assert driver.graph_memory_nodes(graph) == 0
+        driver.graph_destroy(graph)
+    assert caplog.text == "", "no failure: they wait for the end"
+    drain(resource)
+    assert resource.live_bytes == 64
 
 
 def test_no_memory(resource: Any, stream: Any) -> None:

@@ -11,16 +11,16 @@ from fake_cuda import Script, install
 import cuglue
 from cuglue import AsyncCudaResource, StatisticsResource, testing
 from cuglue.driver.protocol import Capabilities, MemoryType
-from cuglue.errors import DriverError, OutOfMemory
+from cuglue.errors import CaptureError, DriverError, OutOfMemory
 
 PAIR = ["freeAsync", "mallocAsync"]
 
 
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
+@pytest.fixture(params=[0, 0x5550_0000_0000], ids=["the default stream", "a stream of its own"])
+def cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The driver, with a current stream that is no device's, and the script of its runtime."""
     driver, script, _ = install(monkeypatch)
-    stream = SimpleNamespace(ptr=0, device_id=0)
+    stream = SimpleNamespace(ptr=request.param, device_id=0)
     capabilities = Capabilities(MemoryType.DEVICE, async_memory=True)
     monkeypatch.setattr(type(driver), "stream_current", lambda self, device: stream)
     monkeypatch.setattr(type(driver), "capabilities", lambda self, device: capabilities)
@@ -43,7 +43,7 @@ def test_a_pair_is_two_calls(cuda: tuple[Any, Script], layer: Any) -> None:
     del pointer
     pointer = resource.malloc(100)
     assert script.names() == PAIR
-    assert script.only("mallocAsync")[:2] == (100, 0)
+    assert script.only("mallocAsync")[:2] == (100, driver.shortcuts.current(0).ptr)
     script.calls.clear()
     with testing.faults.counts(driver=driver) as counted:
         del pointer
@@ -79,4 +79,28 @@ def test_failures_are_told_in_our_words(
     script.answers["mallocAsync"] = good
     del kept
     source._state.retire.drain()
+    assert source.live_bytes == 0
+
+
+@pytest.mark.parametrize("layer", [lambda below: below, StatisticsResource])
+def test_what_a_capture_refuses_waits_for_its_end(
+    cuda: tuple[Any, Script], layer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The driver calls a free of memory from outside an invalid value: only then is it asked why."""
+    driver, script = cuda
+    if not driver.shortcuts.current(0).ptr:
+        return  # a default stream captures nothing
+    source = AsyncCudaResource()
+    resource = layer(source)
+    resource.malloc(64)
+    pointer = resource.malloc(64)
+    script.answers.update(freeAsync=driver.shortcuts.error(1), streamIsCapturing=True)
+    script.calls.clear()
+    del pointer
+    with pytest.raises(CaptureError, match="graph_memory"):
+        resource.malloc(10)
+    assert "mallocAsync" not in script.names()
+    assert (source.live_bytes, len(source._state.retire.deferred), caplog.text) == (64, 1, "")
+    script.answers.update(freeAsync=None, streamIsCapturing=False)
+    source._state.retire.run_forgotten()
     assert source.live_bytes == 0

@@ -217,7 +217,11 @@ class Driver(Protocol):
         """Allocate in stream order. Raises OutOfMemory when there is none."""
 
     def free_async(self, ptr: int, stream: int, device: int) -> None:
-        """Free in stream order what :meth:`malloc_async` gave."""
+        """Free in stream order what :meth:`malloc_async` gave.
+
+        A stream that captures refuses what no capture allocated, and the capture goes on: that a free is done says that
+        its stream captures nothing.
+        """
 
     def pool_trim(self, keep: int, device: int) -> None:
         """Let the driver's own pool give back what it caches beyond ``keep`` bytes."""

@@ -118,7 +118,7 @@ class GlobalDeviceBudget(Adaptor):
         self._desks.append(desk)
         limit = self._limit
 
-        def take(nbytes: int, home: Home, here: Home | None) -> Entry:
+        def take(nbytes: int, home: Home, quiet: Home | None) -> Entry:
             reserved = self._reserved + nbytes
             if reserved <= limit:
                 self._reserved = (
@@ -128,18 +128,18 @@ class GlobalDeviceBudget(Adaptor):
                 self._claim(nbytes)
             try:
                 try:
-                    return take_below(nbytes, home, here)
+                    return take_below(nbytes, home, quiet)
                 except OutOfMemory as error:
-                    again = partial(take_below, nbytes, home, here)
+                    again = partial(take_below, nbytes, home, quiet)
                     entry: Entry = self._once_more(error, home.stream, again)
                     return entry
             except BaseException:
                 self._discharge(nbytes)
                 raise
 
-        def give(entry: Entry, here: Home | None) -> None:
+        def give(entry: Entry) -> None:
             try:
-                give_below(entry, here)
+                give_below(entry)
             finally:
                 if not entry[1]:
                     self._given_by_arrays += entry[2]

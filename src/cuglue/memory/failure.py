@@ -83,14 +83,14 @@ class FailureCallbackResource(Adaptor):
             return None
         take_below = way.take
 
-        def take(nbytes: int, home: Home, here: Home | None) -> Entry:
+        def take(nbytes: int, home: Home, quiet: Home | None) -> Entry:
             try:
-                return take_below(nbytes, home, here)
+                return take_below(nbytes, home, quiet)
             except OutOfMemory as error:
                 if getattr(self._local, "inside", False):
                     raise
                 entry: Entry = self._try_again(
-                    partial(take_below, nbytes, home, here), nbytes, UNTAGGED, error
+                    partial(take_below, nbytes, home, quiet), nbytes, UNTAGGED, error
                 )
                 return entry
 

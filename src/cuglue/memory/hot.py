@@ -15,6 +15,8 @@ What a compiled twin of this module must keep:
       If a free is refused the entry is put back, and the free is repeated at a later drain.
     * The finaliser runs on any thread, with any device current, inside the collector, or while the interpreter ends. It
       appends its entry, and does nothing else.
+    * A free asks nobody whether its stream captures: a capture refuses memory from outside, and goes on. A free that is
+      done is the answer for its stream, and an allocation there asks no more.
     * Each driver call is a call of the driver's method, looked up then, unless the driver says that nobody stands in
       front of its methods (``shortcuts.on``): tests and tools do, and must see every call.
     * ``home.freed`` is added to only once the free is queued, so that an operation submitted later comes after it.
@@ -31,13 +33,13 @@ from weakref import ref
 
 from ..core import process
 from ..core.block import next_generation
-from ..driver.protocol import CaptureStatus
-from ..errors import CuglueError, DriverError, OutOfMemory
+from ..errors import CuglueError, DriverError
 from ..lifecycle import BlockState
 from .block import LARGEST, ArrayBlock
 from .cupy_plug import has_several_devices, make_long_way, make_slow_malloc, no_copy, wrong_current_device
 from .desks import Desk, Home, forget_closed
 from .entries import Entry
+from .quick import capture_question, free_refused, shortcuts_of, take_again
 from .table import address_is_live
 
 if TYPE_CHECKING:
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
     from .resource import Allocate, Deallocate
     from .source import SourceResource
 
-_NO_CAPTURE = CaptureStatus.NONE
 _OF_A_BLOCK = [n for n in dir(ArrayBlock) if not n.startswith("_") and n not in ("ptr", "size", "device_id")]
 
 
@@ -54,16 +55,15 @@ class Way(NamedTuple):
 
     Attributes:
         desk: of the allocator function.
-        take: ``(bytes, home, here)`` to an entry: new memory.
-        give: ``(entry, here)``: free it. Who calls that has claimed it, and puts it back if it still has an address
-            after a failure; without one it is free, and something above the driver failed.
-
-    ``here`` is a home whose stream was asked just now and captures nothing, or None.
+        take: ``(bytes, home, quiet)`` to an entry: new memory. ``quiet`` is a home whose stream is known to capture
+            nothing, or None.
+        give: ``(entry)``: free it. Who calls that has claimed it, and puts it back if it still has an address after a
+            failure; without one it is free, and something above the driver failed.
     """
 
     desk: Desk
     take: Callable[[int, Home, Home | None], Entry]
-    give: Callable[[Entry, Home | None], None]
+    give: Callable[[Entry], None]
 
 
 def driver_way(source: SourceResource, take_back: Callable[[Entry], None]) -> Way:
@@ -82,8 +82,8 @@ def driver_way(source: SourceResource, take_back: Callable[[Entry], None]) -> Wa
     forget_closed(source._desks)
     source._desks.append(desk)
 
-    def take(nbytes: int, home: Home, here: Home | None) -> Entry:
-        if here is None:
+    def take(nbytes: int, home: Home, quiet: Home | None) -> Entry:
+        if home.asks and home is not quiet and captures(home.handle):
             raise source._in_capture(home.stream)
         try:
             if shortcuts.on:
@@ -94,7 +94,7 @@ def driver_way(source: SourceResource, take_back: Callable[[Entry], None]) -> Wa
             address = take_again(source, shortcuts, nbytes, home, error)
         entry = [take_back, address, nbytes, home, None, next_generation() if desk.numbered else 0]
         try:
-            if address in blocks or setdefault(address, entry) is not entry:
+            if (blocks and address in blocks) or setdefault(address, entry) is not entry:
                 raise address_is_live(address)
         except BaseException as error:
             if not isinstance(error, DriverError):  # else it is not ours to free
@@ -102,17 +102,15 @@ def driver_way(source: SourceResource, take_back: Callable[[Entry], None]) -> Wa
             raise
         return entry
 
-    def give(entry: Entry, here: Home | None) -> None:
+    def give(entry: Entry) -> None:
         home = entry[3]
-        if home is not here and home.asks and captures(home.handle):
-            home.stream.refuse_capture("free memory")
-        if shortcuts.on:
-            try:
+        try:
+            if shortcuts.on:
                 quick_free(entry[1], home.handle)
-            except shortcuts.error as error:
-                raise shortcuts.failure(error, "cudaFreeAsync") from error
-        else:
-            driver.free_async(entry[1], home.handle, device)
+            else:
+                driver.free_async(entry[1], home.handle, device)
+        except refusals as error:
+            raise free_refused(shortcuts, home, error) from None
         entry[1] = 0
         if pending:
             home.freed += entry[2]
@@ -121,53 +119,6 @@ def driver_way(source: SourceResource, take_back: Callable[[Entry], None]) -> Wa
 
     way = Way(desk, take, give)
     return way
-
-
-class NoShortcuts:
-    """Of a driver that has none: its methods are called."""
-
-    on = False
-    refusals = (OutOfMemory, DriverError)
-    malloc = free = current = captures = None
-    error = ()
-
-    @staticmethod
-    def failure(error: BaseException, call: str, nbytes: int | None = None) -> BaseException:
-        """``error`` is one of ours."""
-        return error
-
-
-def shortcuts_of(driver: Any) -> Any:
-    """The functions that may be called in the place of methods of ``driver``, while they are ``on``."""
-    return getattr(driver, "shortcuts", None) or NoShortcuts
-
-
-def capture_question(driver: Any, shortcuts: Any) -> Callable[[int], bool]:
-    """``(stream)``: whether that one, which can, captures a graph."""
-    quick = shortcuts.captures
-
-    def captures(handle: int) -> bool:
-        if shortcuts.on:
-            try:
-                found: bool = quick(handle)
-                return found
-            except RuntimeError:
-                pass  # the driver's method says it in our words
-        return driver.capture_status(handle) is not _NO_CAPTURE
-
-    return captures
-
-
-def take_again(source: SourceResource, shortcuts: Any, nbytes: int, home: Home, error: Exception) -> int:
-    """Address of memory for which the driver had no room, or none at first; raises ``error`` as one of ours."""
-    ours = shortcuts.failure(error, "cudaMallocAsync", nbytes)
-    try:
-        address = source._take_again(nbytes, home.stream, ours)
-        if address is None:
-            raise ours from (None if ours is error else error)
-        return address
-    finally:
-        del ours, error  # else they and this frame keep each other alive
 
 
 def give_up(way: Way, entry: Entry, error: BaseException) -> None:
@@ -189,7 +140,7 @@ def give_claimed(way: Way, entry: Entry) -> None:
     if not entry[1]:
         return  # it is free, and only what came after that was interrupted
     try:
-        way.give(entry, None)
+        way.give(entry)
     finally:
         way.desk.source._arrays.put_back(entry)
 
@@ -273,7 +224,7 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
         home = last if last.owner is current else find_home(current)
         if home is None or type(nbytes) is not int or not 0 < nbytes <= LARGEST:
             return long_way(current, nbytes)
-        here = None if home.asks and captures(home.handle) else home
+        quiet = None
         while forgotten:
             if deferred:
                 retire.run_forgotten()
@@ -289,33 +240,32 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
                 and claim(entry[1], None) is entry
             ):
                 try:
+                    quiet = entry[3]
                     if layers:
-                        give(entry, here)
+                        give(entry)
                         continue
                     # As driver_way gives, without a call; below, as it takes.
-                    former = entry[3]
-                    if former is not here and former.asks and captures(former.handle):
-                        former.stream.refuse_capture("free memory")
                     if shortcuts.on:
-                        quick_free(entry[1], former.handle)
+                        quick_free(entry[1], quiet.handle)
                     else:
-                        driver.free_async(entry[1], former.handle, device)
+                        driver.free_async(entry[1], quiet.handle, device)
                     entry[1] = 0
                     if pending:
-                        former.freed += entry[2]
-                        if former.left:
-                            desk.left[id(former)] = former
+                        quiet.freed += entry[2]
+                        if quiet.left:
+                            desk.left[id(quiet)] = quiet
                 except BaseException as error:
                     if not entry[1]:
                         raise
                     plain[entry[1]] = entry
-                    retire.keep(entry, shortcuts.failure(error, "cudaFreeAsync"))
+                    quiet = None
+                    retire.keep(entry, free_refused(shortcuts, entry[3], error))
             else:
                 retire.run_one(entry)
         if layers:
-            entry = take(nbytes, home, here)
+            entry = take(nbytes, home, quiet)
         else:
-            if here is None:
+            if home.asks and home is not quiet and captures(home.handle):
                 raise source._in_capture(home.stream)
             try:
                 if shortcuts.on:
@@ -326,7 +276,7 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
                 address = take_again(source, shortcuts, nbytes, home, error)
             entry = [take_back, address, nbytes, home, None, 0]
             try:
-                if address in blocks or setdefault(address, entry) is not entry:
+                if (blocks and address in blocks) or setdefault(address, entry) is not entry:
                     raise address_is_live(address)
             except BaseException as error:
                 if not isinstance(error, DriverError):  # else it is not ours to free; see below
@@ -340,7 +290,8 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
             raise
         memory.ptr = entry[1]
         memory.size = nbytes
-        memory.device_id = device
+        if device:  # it is 0 at birth
+            memory.device_id = device
         return pointer(memory, 0)
 
     return malloc

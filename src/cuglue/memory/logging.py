@@ -78,10 +78,10 @@ class LoggingResource(Adaptor):
         emit, ordinal, emitting = self._emit, self._ordinal, self._emitting
 
         # As _emit, without a call where nothing failed.
-        def take(nbytes: int, home: Home, here: Home | None) -> Entry:
+        def take(nbytes: int, home: Home, quiet: Home | None) -> Entry:
             me = _thread()
             try:
-                entry = take_below(nbytes, home, here)
+                entry = take_below(nbytes, home, quiet)
             except BaseException as error:
                 emit(_ALLOCATE, home.stream.id, None, nbytes, UNTAGGED, None, failure_of(error))
                 raise
@@ -104,10 +104,10 @@ class LoggingResource(Adaptor):
                 emitting.discard(me)
             return entry
 
-        def give(entry: Entry, here: Home | None) -> None:
+        def give(entry: Entry) -> None:
             _, address, nbytes, home, _, generation = entry
             try:
-                give_below(entry, here)
+                give_below(entry)
             except BaseException as error:
                 emit(_DEALLOCATE, home.stream.id, address, nbytes, UNTAGGED, generation, failure_of(error))
                 raise

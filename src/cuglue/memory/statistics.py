@@ -93,8 +93,8 @@ class StatisticsResource(Adaptor):
         desk, take_below, give_below = way
         counters, scopes, tell_scopes = self._counters, self._scopes, self._tell_scopes
 
-        def take(nbytes: int, home: Home, here: Home | None) -> Entry:
-            entry = take_below(nbytes, home, here)
+        def take(nbytes: int, home: Home, quiet: Home | None) -> Entry:
+            entry = take_below(nbytes, home, quiet)
             # As _count, without a call.
             counters.total_count += 1
             counters.total_nbytes += nbytes
@@ -108,9 +108,9 @@ class StatisticsResource(Adaptor):
                 tell_scopes(live, count)
             return entry
 
-        def give(entry: Entry, here: Home | None) -> None:
+        def give(entry: Entry) -> None:
             try:
-                give_below(entry, here)
+                give_below(entry)
             finally:
                 if not entry[1]:
                     counters.count -= 1

@@ -137,8 +137,8 @@ class TrackingResource(Adaptor):
         desk.numbered = True
         live, ordinal = self._live, self.device_ordinal
 
-        def take(nbytes: int, home: Home, here: Home | None) -> Entry:
-            entry = take_below(nbytes, home, here)
+        def take(nbytes: int, home: Home, quiet: Home | None) -> Entry:
+            entry = take_below(nbytes, home, quiet)
             try:
                 generation = entry[5]
                 thread = threading.current_thread().name
@@ -151,9 +151,9 @@ class TrackingResource(Adaptor):
                 raise
             return entry
 
-        def give(entry: Entry, here: Home | None) -> None:
+        def give(entry: Entry) -> None:
             try:
-                give_below(entry, here)
+                give_below(entry)
             finally:
                 if not entry[1]:
                     live.pop(entry[5], None)

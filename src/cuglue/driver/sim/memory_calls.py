@@ -82,11 +82,18 @@ class MemoryCalls(Core):
 
     @driver_call
     def free_async(self, ptr: int, stream: int, device: int) -> None:
-        """Free in stream order; every use must come before this point of ``stream``."""
+        """Free in stream order; every use must come before this point of ``stream``.
+
+        In a capture only memory that the capture allocated; refusing other memory leaves the capture as it was.
+        """
         self._needs("async_memory", "free_async")
         own = self._device(device, "free_async")
         queue = self._queue(stream, "free_async", device)
         allocation = self._owned(ptr, ("malloc_async",), "free_async", device)
+        if queue.capture is None:
+            self._unsafe_in_capture("free_async")
+        elif allocation not in queue.capture.owned:
+            raise codes.refused(codes.INVALID_VALUE, "free_async", "memory from outside the capture")
         touch = Touch(allocation, linear(0, allocation.nbytes), Access.WRITE)
         point = self._submit(
             queue, "free_async", lambda: poison(allocation.data, DEAD), [touch], memory_node=True

@@ -105,6 +105,31 @@ class OrderTests(DriverCase):
             assert not driver.stream_query(other)
         driver.stream_synchronize(other)
 
+    def test_a_free_of_memory_from_outside_is_refused_in_a_capture(self) -> None:
+        """Whatever stream records: the memory stays, and so does the capture."""
+        if not (self.can.graphs and self.can.async_memory):
+            return
+        driver, stream, side = self.driver, self.stream(), self.stream()
+        kept, touched = driver.malloc_async(N, stream, self.device), self.memory()
+        driver.fill_async(kept, 7, N, stream)
+        driver.stream_synchronize(stream)
+        event = self.event()
+        for mode in CaptureMode:
+            driver.capture_begin(stream, mode)
+            driver.event_record(event, stream)
+            driver.stream_wait_event(side, event)
+            for recording in stream, side:
+                self.refused(lambda at=recording: driver.free_async(kept, at, self.device), 1)  # type: ignore[misc]
+                assert driver.capture_status(recording) is CaptureStatus.ACTIVE
+            driver.fill_async(touched, 3, N, side)
+            driver.event_record(event, side)
+            driver.stream_wait_event(stream, event)
+            graph = driver.capture_end(stream)
+            assert driver.graph_memory_nodes(graph) == 0
+            driver.graph_destroy(graph)
+        assert (self.get(kept, N, stream) == 7).all()
+        driver.free_async(kept, stream, self.device)
+
     # --- graphs -------------------------------------------------------------------------------------------------
     def test_a_graph_runs_what_was_recorded(self) -> None:
         """Nothing runs while recording; each replay reads its inputs anew."""
