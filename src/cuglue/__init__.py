@@ -69,7 +69,7 @@ _WHERE = {
     "CudaMap": "graphics.mapping",
     "CudaClientParts": "graphics.parts",
     "Tensor": "graphics.tensor",
-    "CudaGlOps": "graphics.glops",
+    "CudaGlOps": "graphics.clientops",
     "GlOps": "graphics.glops",
     "map_all": "graphics.together",
     "register": "graphics.gl",

@@ -290,7 +290,7 @@ def test_buffers_round_trip_also_where_glBufferSubData_may_not_write(flags: int 
 def test_the_question_of_every_map_leaves_the_applications_errors_alone() -> None:
     name, raw = buffer(24), glquestions._find()
     raw["glGetNamedBufferParameteri64v"](987654, 0xDEAD, None)
-    assert globjects.buffer_size(name)() == 24
+    assert globjects.BufferSize(name)() == 24
     assert raw["glGetError"]() != 0
 
 
@@ -300,11 +300,11 @@ def test_the_question_of_every_map_finds_what_is_gone_and_leaves_no_error(
     name = buffer(24)
     GL.glDeleteBuffers(1, [name])
     with pytest.raises(NotAllocatedError, match=f"buffer {name} is no object"):
-        globjects.buffer_size(name)()
+        globjects.BufferSize(name)()
     empty = GL.GLuint()
     GL.glCreateBuffers(1, empty)
     with pytest.raises(NotAllocatedError, match="has no storage"):
-        globjects.buffer_size(empty.value)()
+        globjects.BufferSize(empty.value)()
     assert caplog.text == ""  # nobody is told of errors that our own question left
 
 

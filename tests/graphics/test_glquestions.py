@@ -65,7 +65,7 @@ def test_a_context_that_reports_for_ever_ends_the_question(monkeypatch: pytest.M
 
 
 def test_a_library_that_lacks_a_function_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(glquestions._SIGNATURES, "glNoSuchFunction", (None,))
+    monkeypatch.setitem(glquestions._RESULTS, "glNoSuchFunction", None)
     monkeypatch.setattr("OpenGL.platform.PLATFORM.getExtensionProcedure", lambda name: None)
     glquestions._find.cache_clear()
     try:
@@ -85,8 +85,8 @@ def test_a_function_that_only_the_context_knows_is_asked_of_it(monkeypatch: pyte
         GL = PLATFORM.EGL  # a library without glIsBuffer
         getExtensionProcedure = staticmethod(PLATFORM.getExtensionProcedure)
 
-    signature = glquestions._SIGNATURES["glIsBuffer"]
-    assert glquestions._function(Bare, "glIsBuffer", *signature)(987654) == 0
+    result = glquestions._RESULTS["glIsBuffer"]
+    assert glquestions._function(Bare, "glIsBuffer", result)(987654) == 0
 
 
 def test_without_a_context_the_question_is_not_asked() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable
+from ctypes import c_int64
 from typing import Any, TypeVar
 
 import cuglue
@@ -56,6 +57,9 @@ WHOLE_DEVICE = frozenset({"pool of sync"})
 class HereOps(GlOps):
     """Calls of simulated graphics objects: they run at once, on any thread."""
 
+    def here(self) -> bool:
+        return self._queue.empty()
+
     @property
     def context_id(self) -> None:
         return None
@@ -71,6 +75,19 @@ class HereOps(GlOps):
     def close(self) -> None:
         drain(self._queue, run)
         self._closed = True
+
+
+class Size:
+    """The question for a buffer's size, which nothing changes."""
+
+    def __init__(self, size: int) -> None:
+        self.answer, self._size = c_int64(), size
+
+    def ask(self) -> None:
+        self.answer.value = self._size
+
+    def __call__(self) -> int:
+        return self._size
 
 
 class SimGraphics:
@@ -100,7 +117,7 @@ class SimGraphics:
             name = self.objects.buffer_object(size)
             resource = self.driver.gl_register_buffer(name, RegisterFlags.NONE, 0)
             backing = GlBuffer(
-                GlRegistration(state, self.ops, resource), size, readonly=False, current_size=lambda: size,
+                GlRegistration(state, self.ops, resource), size, readonly=False, current_size=Size(size),
                 what=f"buffer {name}",
             )  # fmt: skip
         self.made[name] = kind, size

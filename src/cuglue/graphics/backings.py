@@ -15,7 +15,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from ..core.block import BlockLife
 from ..core.device import DeviceState
@@ -33,6 +33,9 @@ from .glcurrent import ThreadRef
 from .image_copy import CopyPath
 from .inplace import ImageObjects
 from .registration import GlRegistration
+
+if TYPE_CHECKING:
+    from .plan import Plan
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -61,7 +64,7 @@ class Share:
 
     Attributes:
         part: which piece.
-        block: the memory that consumers see, with everything known to use it.
+        ptr: device address of the memory; 0 in place.
         layout: shape, strides and element type of the whole part.
         rows: into how many rows of equal size the memory falls; 1 for a buffer.
         planes: the arrays that make up an image, by name.
@@ -69,14 +72,27 @@ class Share:
         readers: where maps note themselves that arrays were made from, for memory that may end before those arrays.
         maps, writers: how many maps are live, and how many of them may write.
         open: False once the backing has shut it.
+        made: the block, or None while nobody has asked for it.
     """
 
-    __slots__ = ("block", "keep", "layout", "maps", "open", "part", "planes", "readers", "rows", "writers")
+    __slots__ = (
+        "keep",
+        "layout",
+        "made",
+        "maps",
+        "open",
+        "part",
+        "planes",
+        "ptr",
+        "readers",
+        "rows",
+        "writers",
+    )
 
     def __init__(
         self,
         part: Part,
-        block: BlockLife,
+        block: BlockLife | None,
         layout: Layout,
         *,
         rows: int = 1,
@@ -84,8 +100,10 @@ class Share:
         keep: object = None,
         readers: list[weakref.ref[Any]] | None = None,
     ) -> None:
+        """``block``: the memory that consumers see; None: a subclass makes it when somebody asks."""
         self.part = part
-        self.block = block
+        self.made = block
+        self.ptr = 0 if block is None else block.ptr
         self.layout = layout
         self.rows = rows
         self.planes: Mapping[str, PlaneView] = _NO_PLANES if planes is None else planes
@@ -94,6 +112,15 @@ class Share:
         self.maps = 0
         self.writers = 0
         self.open = True
+
+    @property
+    def block(self) -> BlockLife:
+        """The memory that consumers see, with everything known to use it."""
+        return self.make_block() if self.made is None else self.made
+
+    def make_block(self) -> BlockLife:
+        """The block, at the first question. For subclasses."""
+        raise NotImplementedError
 
     def note_reader(self, m: object) -> None:
         """Arrays are made from ``m``, a map of this part."""
@@ -151,6 +178,10 @@ class Backing(ABC):
     @property
     def last_stream(self) -> Stream | None:
         """The stream that handed the object over last, which the next map mostly names again."""
+        return None
+
+    def plan(self, stream: Stream) -> Plan | None:
+        """How to map all of it on ``stream`` from the next time on, if that can be said now and is the same then."""
         return None
 
     def check(self, part: Part) -> None:
@@ -225,6 +256,12 @@ def _quietly(function: Callable[[], object]) -> None:
         log.exception("giving back a forgotten mapping failed")
 
 
+def cause_in_driver(error: CuglueError) -> DriverError | None:
+    """The driver's error that ``error`` is, or was made of."""
+    cause = error if isinstance(error, DriverError) else error.__cause__
+    return cause if isinstance(cause, DriverError) else None
+
+
 class GlBacking(Backing):
     """What the backings registered in an OpenGL context share: the thread, and the end."""
 
@@ -236,10 +273,15 @@ class GlBacking(Backing):
         try:
             return ops.call(function, *args)
         except CuglueError as error:
-            cause = error if isinstance(error, DriverError) else error.__cause__
-            if isinstance(cause, DriverError):
-                ops.call(explain, cause, self.state.driver, self.state.device)
+            if cause_in_driver(error) is not None:
+                ops.call(self.explain, error)
             raise
+
+    def explain(self, error: CuglueError) -> None:
+        """Add to a driver's error what is known where it failed: on the context's thread."""
+        cause = cause_in_driver(error)
+        if cause is not None:
+            explain(cause, self.state.driver, self.state.device)
 
     def post(self, function: Callable[[], object]) -> None:
         """Inherited. On the context's thread, with its next call."""

@@ -8,17 +8,59 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from ctypes import c_int, c_int64
+from typing import Protocol
 
-from ..core.block import Block
+from ..core.block import Block, BlockLife
 from ..core.device import DeviceState
 from ..core.stream import Stream
 from ..errors import LayoutError, MapUnavailableError, NotAllocatedError, StaleHandleError
 from ..layout import Layout
 from .backings import WHOLE, Backing, GlBacking, Part, Share
-from .glops import CudaGlOps
+from .clientops import CudaGlOps
+from .plan import Plan, may_plan
 from .registration import GlRegistration
 
 log = logging.getLogger(__name__)
+
+
+class SizeQuestion(Protocol):
+    """Asks OpenGL for the size of a buffer now. Called, it raises NotAllocatedError if the buffer is gone."""
+
+    @property
+    def answer(self) -> c_int | c_int64:
+        """Where :attr:`ask` puts the size, if OpenGL has an answer."""
+
+    @property
+    def ask(self) -> Callable[[], object]:
+        """The question alone."""
+
+    def __call__(self) -> int: ...
+
+
+class BufferShare(Share):
+    """Memory of a GL buffer, which is a block once somebody asks: most maps are left without.
+
+    Attributes:
+        backing: whose memory it is.
+        stream, seq: the operation there that mapped it, or a later one.
+    """
+
+    __slots__ = ("backing", "seq", "stream")
+
+    def __init__(self, backing: GlBuffer, ptr: int, layout: Layout, stream: Stream, seq: int) -> None:
+        super().__init__(WHOLE, None, layout)
+        self.backing = backing
+        self.ptr = ptr
+        self.stream = stream
+        self.seq = seq
+
+    def make_block(self) -> BlockLife:
+        """Inherited."""
+        with self.stream.state.ordering:  # two threads may ask
+            if self.made is None:
+                self.made = Block(self.ptr, self.layout.nbytes, self.stream, self.seq, "mapped GL buffer")
+            return self.made
 
 
 class GlBuffer(GlBacking):
@@ -28,7 +70,7 @@ class GlBuffer(GlBacking):
         registration: of the buffer.
         size: bytes, as OpenGL said at registration.
         readonly: registered for reading only.
-        current_size: asks OpenGL for the size now; raises if the buffer is gone.
+        current_size: asks OpenGL for the size now.
         what: the buffer's name for messages.
     """
 
@@ -40,7 +82,7 @@ class GlBuffer(GlBacking):
         size: int,
         *,
         readonly: bool,
-        current_size: Callable[[], int],
+        current_size: SizeQuestion,
         what: str,
     ) -> None:
         self.state = registration.state
@@ -48,7 +90,7 @@ class GlBuffer(GlBacking):
         self.size = size
         self.layout = Layout.of((size,), "u1")
         self.readonly = readonly
-        self._current_size = current_size
+        self.current_size = current_size
         self._what = what
 
     def check(self, part: Part) -> None:
@@ -59,7 +101,7 @@ class GlBuffer(GlBacking):
             return
         hint = "Close the handle and register the buffer again"
         try:
-            now = self._current_size()
+            now = self.current_size()
         except NotAllocatedError as error:
             raise StaleHandleError(f"{self._what} was deleted after it was registered", hint=hint) from error
         if now != self.size:
@@ -70,21 +112,32 @@ class GlBuffer(GlBacking):
                 hint=hint,
             )
 
+    def plan(self, stream: Stream) -> Plan | None:
+        """Inherited."""
+        return Plan((self,), stream) if may_plan(self, stream) else None
+
     def open(self, part: Part, stream: Stream, load: bool) -> Share:
         """Inherited."""
         registration = self.registration
         registration.map(stream)
         try:
-            ptr, nbytes = self.state.driver.graphics_pointer(registration.handle)
-            if nbytes < self.size:
-                raise StaleHandleError(
-                    f"{self._what}", got=f"a mapping of {nbytes} bytes", expected=f"{self.size} bytes"
-                )
-            layout = self.layout if nbytes == self.size else Layout.of((nbytes,), "u1")
-            return Share(part, Block(ptr, nbytes, stream, stream.seq, "mapped GL buffer"), layout)
+            return self.share(stream, stream.seq, *self.state.driver.graphics_pointer(registration.handle))
         except BaseException as error:
             registration.undo_map(stream, error)
             raise
+
+    def share(self, stream: Stream, seq: int, ptr: int, nbytes: int) -> BufferShare:
+        """What maps show of the buffer, which the operation ``seq`` of ``stream``, or one before it, has mapped there.
+
+        Raises:
+            StaleHandleError: it is smaller than it was.
+        """
+        if nbytes < self.size:
+            raise StaleHandleError(
+                f"{self._what}", got=f"a mapping of {nbytes} bytes", expected=f"{self.size} bytes"
+            )
+        layout = self.layout if nbytes == self.size else Layout.of((nbytes,), "u1")
+        return BufferShare(self, ptr, layout, stream, seq)
 
     def shut(self, share: Share, stream: Stream) -> None:
         """Inherited."""
@@ -98,7 +151,7 @@ class GlBuffer(GlBacking):
 
 
 class ForeignBuffer(Backing):
-    """A buffer that the caller's own functions map (:class:`~cuglue.graphics.glops.CudaGlOps`).
+    """A buffer that the caller's own functions map (:class:`~cuglue.graphics.clientops.CudaGlOps`).
 
     Those name no stream. So a map's stream waits for everything queued on the device when they mapped, and everything
     queued after the map waits for the map's consumers before they unmap.

@@ -11,14 +11,14 @@ from ..arguments import shown
 from ..core.stream import Stream, as_stream
 from ..errors import ClosedError, UsageError
 from .buffers import ForeignBuffer, GlBuffer
+from .clientops import CudaGlOps
 from .cparts import CountedChannel
-from .glops import CudaGlOps
 from .life import Life
 from .parts import CudaClientParts, NotTransferableError
 
 
 class BufferOps:
-    """A registered GL buffer as :class:`~cuglue.graphics.glops.CudaGlOps`.
+    """A registered GL buffer as :class:`~cuglue.graphics.clientops.CudaGlOps`.
 
     Its functions name no stream: work queued anywhere on the device after a map may use the memory, and an unmap waits,
     on the GPU, for everything queued on the device. They run on the context's thread, wherever they are called. Once

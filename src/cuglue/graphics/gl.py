@@ -20,6 +20,7 @@ from ..formats import Format, check_registrable
 from ..memory.resource import DeviceMemoryResource
 from .backings import Backing
 from .buffers import GlBuffer
+from .clientops import CudaGlOps
 from .defaults import default_memory
 from .diagnose import explained
 from .glcontext import GlContext, current, headless, ops_here
@@ -27,13 +28,13 @@ from .gldevice import device_of_context
 from .globjects import (
     RENDERBUFFER,
     TEXTURE_2D,
-    buffer_size,
+    BufferSize,
     describe_buffer,
     describe_image,
     image_level,
     target_name,
 )
-from .glops import CudaGlOps, GlOps
+from .glops import GlOps
 from .handle import CudaHandle
 from .image_copy import image_copier
 from .images import TEXTURE_3D, GlImage
@@ -205,7 +206,7 @@ def _open_buffer(driver: Driver, ops: GlOps, name: int, access: Access, device: 
             GlRegistration(state, ops, resource),
             size,
             readonly=access == "read",
-            current_size=buffer_size(name),
+            current_size=BufferSize(name),
             what=what,
         )
 

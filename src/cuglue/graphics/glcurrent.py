@@ -10,7 +10,9 @@ import ctypes
 import os
 import sys
 import threading
+from collections.abc import Callable
 from enum import IntEnum
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 from ..errors import NoContextError
@@ -115,6 +117,18 @@ def is_current(wanted: ContextId) -> bool:
         if handle:
             return api is wanted.api and handle == wanted.context and (display() or 0) == wanted.display
     return False
+
+
+def question(wanted: ContextId) -> tuple[Callable[[], int | None], int]:
+    """A question and its answer where ``wanted`` is current: :func:`is_current`, as cheap as it can be asked.
+
+    Of a live context the handle is enough: it is its address in this process (Mesa, NVIDIA).
+    """
+    if not _getters:
+        _find_libraries()
+    if next(iter(_getters), None) is wanted.api:
+        return _getters[wanted.api][1], wanted.context
+    return partial(is_current, wanted), True  # another library is asked before
 
 
 def _find_libraries() -> bool:

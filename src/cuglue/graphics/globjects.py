@@ -11,13 +11,14 @@ from ctypes import c_int, c_int64
 from typing import NamedTuple
 
 from ..errors import NotAllocatedError, UsageError
-from .glquestions import BUFFER_SIZE, Questions, Quick
+from .glquestions import BUFFER_SIZE, Question, Questions
 
 TEXTURE_2D = 0x0DE1
 RENDERBUFFER = 0x8D41
 _TARGET = 0x1006
-_LEVEL = 0x1000, 0x1001, 0x8071, 0x1003, 0x9106  # width, height, depth, internal format, samples
-_FLAT_LEVEL = 0x1000, 0x1001, 0x1003  # width, height, internal format
+_WIDTH, _HEIGHT, _DEPTH, _INTERNAL_FORMAT, _SAMPLES = 0x1000, 0x1001, 0x8071, 0x1003, 0x9106
+_LEVEL = _WIDTH, _HEIGHT, _DEPTH, _INTERNAL_FORMAT, _SAMPLES
+_FLAT_LEVEL = _WIDTH, _HEIGHT, _INTERNAL_FORMAT
 _RENDERBUFFER = 0x8D42, 0x8D43, 0x8D44, 0x8CAB  # width, height, internal format, samples
 _CUBE_MAP = 0x8513
 _RECTANGLE = 0x84F5
@@ -75,20 +76,37 @@ def describe_buffer(name: int) -> int:
     return size
 
 
-def buffer_size(name: int) -> Callable[[], int]:
-    """:func:`describe_buffer` of this buffer for every map, one at a time: one question where all is well."""
-    ask = Quick(c_int64, ("glGetNamedBufferParameteri64v", name, BUFFER_SIZE)).ask
-    return lambda: ask()[0] or describe_buffer(name)
+class BufferSize(Question):
+    """:func:`describe_buffer` of one buffer for every map, one at a time: one question where all is well."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: int) -> None:
+        super().__init__(c_int64, "glGetNamedBufferParameteri64v", name, BUFFER_SIZE)
+        self._name = name
+
+    def __call__(self) -> int:
+        return self.number() or describe_buffer(self._name)
 
 
 def image_level(name: int, target: int, info: ImageInfo) -> Callable[[int], ImageInfo]:
     """:func:`describe_image` by level for every map, one at a time: few questions where level 0 still is ``info``."""
     if target not in _FLAT:
         return lambda level: describe_image(name, target, level)
-    base = [("glGetTextureLevelParameteriv", name, 0, parameter) for parameter in _FLAT_LEVEL]
-    ask = Quick(c_int, ("glGetTextureParameteriv", name, _TARGET), *base).ask
-    expected = [target, info.width, info.height, info.internal_format]
-    return lambda level: info if not level and ask() == expected else describe_image(name, target, level)
+    level_of = "glGetTextureLevelParameteriv", name, 0
+    expected = [
+        (Question(c_int, "glGetTextureParameteriv", name, _TARGET), target),
+        (Question(c_int, *level_of, _WIDTH), info.width),
+        (Question(c_int, *level_of, _HEIGHT), info.height),
+        (Question(c_int, *level_of, _INTERNAL_FORMAT), info.internal_format),
+    ]
+
+    def describe(level: int) -> ImageInfo:
+        if not level and all(question.number() == number for question, number in expected):
+            return info
+        return describe_image(name, target, level)
+
+    return describe
 
 
 def describe_texture(name: int, target: int = TEXTURE_2D, level: int = 0) -> ImageInfo:

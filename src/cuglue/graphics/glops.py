@@ -16,12 +16,12 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ..arguments import seconds
 from ..core import process
 from ..errors import BusyError, ClosedError, WrongThreadError
-from .glcurrent import ContextId, ThreadRef, current_context, is_current, require_context
+from .glcurrent import ContextId, ThreadRef, current_context, question, require_context
 from .glqueue import Posted, Queue, Request, check_process, drain, gone, refuse, run
 from .glworker import OwnedContext, Start, check_owned, close_at_exit, living, serve
 
@@ -31,19 +31,6 @@ T = TypeVar("T")
 JOIN_SECONDS = 10.0
 #: How often a waiting call looks whether the pumping thread still lives, in seconds.
 ALIVE_CHECK_SECONDS = 0.2
-
-
-class CudaGlOps(Protocol):
-    """What a GL-backed handle calls to map itself. Others may bring their own."""
-
-    def map(self, res: int) -> tuple[int, int] | None:
-        """Map the registered resource; returns its device pointer and size in bytes, or None when it cannot be."""
-
-    def unmap(self, res: int) -> None:
-        """Give a mapped resource back to OpenGL."""
-
-    def unregister(self, res: int) -> None:
-        """End the registration."""
 
 
 class GlOps(ABC):
@@ -105,6 +92,10 @@ class GlOps(ABC):
         """False once closed, in a forked child, or when the thread is gone."""
         return not self._closed and self._process is process.life
 
+    def here(self) -> bool:
+        """Whether it is known that a call would run at once on this thread, with nothing to be done before it."""
+        return False
+
     @abstractmethod
     def call(self, fn: Callable[..., T], *args: Any) -> T:
         """Run ``fn(*args)`` on the context's thread; returns its value or raises what it raised.
@@ -152,6 +143,7 @@ class InlineOps(GlOps):
     def __init__(self, context_id: ContextId) -> None:
         super().__init__()
         self._context_id = context_id
+        self._context_now, self._context = question(context_id)
         self.move_here()
 
     @property
@@ -170,16 +162,22 @@ class InlineOps(GlOps):
         """Follow the context, which was made current on this thread."""
         self._owner, self._thread = threading.current_thread(), ThreadRef.current()
 
+    def here(self) -> bool:
+        return (
+            threading.current_thread()
+            is self._owner  # who asks this lives, except while the interpreter ends
+            and not (self._closed or sys.is_finalizing())
+            and self._process is process.life
+            and self._queue.empty()
+            and self._context_now() == self._context
+        )
+
     def call(self, fn: Callable[..., T], *args: Any) -> T:
-        here = threading.current_thread() is self._owner
-        # A thread that asks this lives, except while the interpreter ends: what follows is the look that costs more.
-        if not here or self._closed or self._process is not process.life or sys.is_finalizing():
+        if not self.here():
             self._check_alive()
-        if not here:
-            raise self._wrong_thread("Call there, or make the context with gl.headless(thread='worker')")
-        if not is_current(self._context_id):
+            if threading.current_thread() is not self._owner:
+                raise self._wrong_thread("Call there, or make the context with gl.headless(thread='worker')")
             require_context(self._context_id)
-        if not self._queue.empty():
             drain(self._queue, run)
         return fn(*args)
 

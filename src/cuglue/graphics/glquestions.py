@@ -12,22 +12,22 @@ import ctypes
 import functools
 import sys
 from collections.abc import Callable
-from ctypes import byref, c_int, c_int64, c_ubyte, c_uint, c_void_p
+from ctypes import byref, c_int, c_int64, c_ubyte, c_uint
 from typing import Any
 
 from ..errors import DriverError, UnsupportedError
 from .glcalls import error_name, load_gl, warn_of_pending
 from .glcurrent import check_context
 
-_SIGNATURES: dict[str, tuple[Any, ...]] = {  # result, then arguments
-    "glGetError": (c_uint,),
-    "glIsBuffer": (c_ubyte, c_uint),
-    "glIsTexture": (c_ubyte, c_uint),
-    "glIsRenderbuffer": (c_ubyte, c_uint),
-    "glGetNamedBufferParameteri64v": (None, c_uint, c_uint, c_void_p),
-    "glGetTextureParameteriv": (None, c_uint, c_uint, c_void_p),
-    "glGetTextureLevelParameteriv": (None, c_uint, c_int, c_uint, c_void_p),
-    "glGetNamedRenderbufferParameteriv": (None, c_uint, c_uint, c_void_p),
+_RESULTS: dict[str, Any] = {
+    "glGetError": c_uint,
+    "glIsBuffer": c_ubyte,
+    "glIsTexture": c_ubyte,
+    "glIsRenderbuffer": c_ubyte,
+    "glGetNamedBufferParameteri64v": None,
+    "glGetTextureParameteriv": None,
+    "glGetTextureLevelParameteriv": None,
+    "glGetNamedRenderbufferParameteriv": None,
 }
 BUFFER_SIZE = 0x8764
 _FLAGS = 8  # OpenGL keeps at most one flag for each error; a lost context would report for ever
@@ -98,35 +98,35 @@ class Questions:
         return codes
 
 
-class Quick:
-    """Asks for numbers of one object where its context is current, as every map does; one thread at a time.
+class Question:
+    """One number of one object, asked where its context is current, as every map does; one thread at a time.
 
-    An application's own error flags stay as they are.
+    Set ``answer.value`` to 0, then :attr:`ask`. A 0 is no answer (perhaps no context is current), and
+    :class:`Questions` finds out why, after :func:`forget_error`. An application's own error flags stay as they are.
 
     Args:
-        kind: of the numbers, ``c_int`` or ``c_int64``.
-        questions: calls with their arguments. None of the numbers is 0 as long as the object is there.
+        kind: of the number, ``c_int`` or ``c_int64``. It is not 0 as long as the object is there.
+        call, arguments: the function, and all its arguments but the place of the answer.
     """
 
-    __slots__ = ("_place", "_questions", "_value")
+    __slots__ = ("answer", "ask")
 
-    def __init__(self, kind: type[c_int] | type[c_int64], *questions: tuple[Any, ...]) -> None:
-        self._value = kind()
-        self._place = byref(self._value)
-        self._questions = questions
+    def __init__(self, kind: type[c_int] | type[c_int64], call: str, *arguments: int) -> None:
+        self.answer = kind()
+        self.ask: Callable[[], object] = functools.partial(_find()[call], *arguments, byref(self.answer))
 
-    def ask(self) -> list[int]:
-        """The numbers. With a 0 among them OpenGL gave no answer (perhaps no context is current), and
-        :class:`Questions` finds out why.
-        """
-        value, place, functions, found = self._value, self._place, _find(), []
-        for call, *arguments in self._questions:
-            value.value = 0
-            functions[call](*arguments, place)
-            found.append(value.value)
-        if 0 in found:
-            functions["glGetError"]()  # of these very questions
-        return found
+    def number(self) -> int:
+        """The number, or 0; then OpenGL keeps no error of this question."""
+        answer = self.answer
+        answer.value = 0
+        self.ask()
+        return answer.value or forget_error()
+
+
+def forget_error() -> int:
+    """Drop the error that a :class:`Question` left; 0."""
+    _find()["glGetError"]()
+    return 0
 
 
 @functools.cache
@@ -135,14 +135,15 @@ def _find() -> dict[str, Function]:
     load_gl()
     from OpenGL.platform import PLATFORM
 
-    return {name: _function(PLATFORM, name, *types) for name, types in _SIGNATURES.items()}
+    return {name: _function(PLATFORM, name, result) for name, result in _RESULTS.items()}
 
 
-def _function(platform: Any, name: str, *types: Any) -> Function:
+def _function(platform: Any, name: str, result: Any) -> Function:
+    # Without argument types: ints and references pass as they are, and a call costs a fifth.
     if sys.platform == "win32":
-        prototype = ctypes.WINFUNCTYPE(*types)
+        prototype = ctypes.WINFUNCTYPE(result)
     else:
-        prototype = ctypes.CFUNCTYPE(*types)
+        prototype = ctypes.CFUNCTYPE(result)
     try:
         return prototype((name, platform.GL))
     except AttributeError:

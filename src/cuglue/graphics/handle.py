@@ -7,8 +7,7 @@ Owns the public calls of a handle and what they check before any device is asked
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,13 +24,14 @@ from .image_copy import CopyPath
 from .life import Life, Wish
 from .makers import HandleMakers
 from .mapping import CudaMap
-from .transfer import check, fill, take
+from .transfer import WholeContents
 from .users import is_record_of
 
 T = TypeVar("T")
+_BASE = 0
 
 
-class CudaHandle(HandleMakers, Owned):
+class CudaHandle(HandleMakers, WholeContents, Owned):
     """A GL buffer, GL image or other foreign object, registered so that it can be mapped as device memory.
 
     Made by :func:`cuglue.register_buffer`, :func:`cuglue.register_texture` and their kin, or the ``from_`` methods.
@@ -139,6 +139,11 @@ class CudaHandle(HandleMakers, Owned):
             TimeoutError: a recorded write was not done in time; nothing was queued.
             ClosedError, CaptureError, StreamMisuse, UsageError, DriverError: as they say; nothing is mapped.
         """
+        plan = self._life.plan
+        if plan is not None and level is layer is _BASE and not (in_place or alias) and timeout is None:
+            planned = plan.map((self,), stream, False, readonly, join)
+            if planned is not None:
+                return planned[0]
         part = self._part(level, layer, in_place)
         return self._map(stream, Wish(part, False, True, readonly, alias, join), timeout)
 
@@ -162,6 +167,11 @@ class CudaHandle(HandleMakers, Owned):
 
         Ordering: only enqueues; so does leaving. Ownership, Raises: as for :meth:`map`.
         """
+        plan = self._life.plan
+        if plan is not None and level is layer is _BASE and not (in_place or alias) and timeout is None:
+            planned = plan.map((self,), stream, True, False, join)
+            if planned is not None:
+                return planned[0]
         part = self._part(level, layer, in_place)
         return self._map(stream, Wish(part, True, not overwrite, False, alias, join), timeout)
 
@@ -178,42 +188,6 @@ class CudaHandle(HandleMakers, Owned):
             return self.map_mut(stream, **options)
         except MapUnavailableError:
             return None
-
-    def read(self, stream: Any = None, *, flip: bool = False) -> Any:
-        """The contents as an array of the caller's own: CuPy's, or NumPy's on the simulated device.
-
-        Args:
-            stream: work queued there comes after the copy; None: the array library's current stream.
-            flip: turn the rows round, so that row 0 is the top one.
-
-        Ordering: only enqueues on a CUDA device; blocks the host on the simulated one. Raises: as :meth:`map`.
-        """
-        where = self._stream(stream)
-        with unseen(self.map(where)) as m:
-            return take(m, flip=flip)
-
-    def write(self, array: Any, stream: Any = None, *, flip: bool = False) -> None:
-        """Replace the contents by ``array``, of exactly the handle's shape and element type.
-
-        Args:
-            array: NumPy's, CuPy's, PyTorch's or anything with an array protocol.
-            stream: ``array`` is ready there; None: on the array library's current stream.
-            flip: ``array`` has its top row first.
-
-        Ordering: only enqueues where ``array`` is on the device; else returns when the host memory may be reused.
-
-        Raises:
-            LayoutError: another shape or element type; nothing was mapped. Else as :meth:`map_mut`.
-        """
-        check(array, self.shape, self.dtype, self)
-        where = self._stream(stream)
-        with unseen(self.map_mut(where, overwrite=True)) as m:
-            try:
-                fill(m, array, flip=flip)
-            except BaseException:
-                m.cancel()
-                raise
-            m.block.taint = None  # every byte was written, whatever failed before
 
     def record_write(self, value: int) -> None:
         """The object's owner queued a write that signals ``value`` on the handle's fence when it is done.
@@ -337,14 +311,3 @@ class CudaHandle(HandleMakers, Owned):
 
     def _forgotten(self) -> None:
         self._life.backing.post(self._life.close_here)
-
-
-@contextmanager
-def unseen(m: CudaMap) -> Iterator[CudaMap]:
-    """A map that the caller never sees: where it cannot be left, that is done before the object's next call."""
-    try:
-        with m:
-            yield m
-    except BaseException:
-        m.leave_later()
-        raise

@@ -16,9 +16,10 @@ from typing import NamedTuple
 from ..core.stream import Stream
 from ..driver.protocol import Access
 from ..errors import CaptureError, ClosedError, CuglueError, MapConflictError, PublishError
-from ..lifecycle import HANDLE, HandleState, busy, step
+from ..lifecycle import HANDLE, HandleState, MapState, busy, step
 from .backings import Backing, OpaqueBacking, Part, Share
 from .mapping import CudaMap
+from .plan import Plan
 from .users import unannounced_readers
 
 _ENDED = (HandleState.CLOSING, HandleState.CLOSED, HandleState.TRANSFERRED)
@@ -40,6 +41,8 @@ class Life:
 
     Attributes:
         backing: the object.
+        plan: how to map all of it at once on the stream where it was mapped before, if there is such a plan.
+        plan_together: the same for several objects mapped by one call, of which this is the first.
         name: repr of its handles, for messages.
     """
 
@@ -47,6 +50,8 @@ class Life:
         self.backing = backing
         # Asked at every map, and isinstance() asks an abstract class in Python.
         self._opaque = backing if isinstance(backing, OpaqueBacking) else None
+        self.plan: Plan | None = None
+        self.plan_together: Plan | None = None
         self.name = f"CudaHandle(kind={backing.kind!r}, size={backing.size})"
         self._lock = threading.RLock()
         self._live: dict[Part, Share] = {}
@@ -96,6 +101,8 @@ class Life:
                 self._refuse_conflict(self._live.get(part.twin), writable)
             backing.check(part)
             if share is None:
+                if self.plan is None or self.plan.stream is not stream:
+                    self.plan = backing.plan(stream)
                 share = backing.open(part, stream, load)
             elif opaque is not None and load and (alias or opaque.volatile):
                 opaque.refresh(share, stream)
@@ -103,15 +110,16 @@ class Life:
                 with backing.state.ordering:
                     share.block.prepare(stream, Access.READ_WRITE if writable else Access.READ)
             try:
-                result = CudaMap(self, share, stream, writable=writable, readonly=readonly)
+                result = CudaMap(self, share, stream, writable, readonly)
             except BaseException:  # an interrupt: nobody else would give the object back
                 if not share.maps:
                     backing.shut(share, stream)
                 raise
-            share.maps += 1
+            share.maps += 1  # from here on nothing is called: an interrupt leaves none of it done, or all
             share.writers += writable
             self._live[part] = share
             self._state = state
+            result._state = MapState.LIVE
             if join and unannounced_readers() and stream.state.capabilities.context_events:
                 self._order_everybody(result, stream)
             return result

@@ -18,12 +18,12 @@ from ..memory.resource import DeviceMemoryResource
 from .arrays import ArrayImage, shown_by
 from .buffers import ForeignBuffer
 from .channel import parts_of
+from .clientops import CudaGlOps
 from .d3d11 import open_texture
 from .defaults import default_memory
 from .extimage import ExternalImage
 from .extmemory import ExternalBuffer, ExternalMemory, check_external
 from .fences import Fence, Writes, check_fence
-from .glops import CudaGlOps
 from .life import Life
 from .parts import CudaClientParts, TakenOps
 from .planes import carried

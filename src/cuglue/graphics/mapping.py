@@ -27,6 +27,10 @@ from .users import MapUsers
 if TYPE_CHECKING:
     from ..core.block import BlockLife
     from .life import Life
+    from .plan import Plan
+
+
+_RELEASED = MapState.RELEASED  # to look a member up costs as much as a call
 
 
 class CudaMap(MapUsers):
@@ -44,10 +48,20 @@ class CudaMap(MapUsers):
     that goes away (buffers) they must be dropped before the map is left.
     """
 
-    __slots__ = ("__weakref__", "_hidden", "_life", "_process", "_state", "handle", "published", "writable")
+    __slots__ = (
+        "__weakref__",
+        "_hidden",
+        "_life",
+        "_plan",
+        "_process",
+        "_state",
+        "handle",
+        "published",
+        "writable",
+    )
 
-    def __init__(self, life: Life, share: Share, stream: Stream, *, writable: bool, readonly: bool) -> None:
-        """Made by a handle's ``map()`` and ``map_mut()``.
+    def __init__(self, life: Life, share: Share, stream: Stream, writable: bool, readonly: bool) -> None:
+        """Made by a handle's ``map()`` and ``map_mut()``; live once those have noted it everywhere.
 
         Args:
             life: of the handle whose map it is.
@@ -56,25 +70,35 @@ class CudaMap(MapUsers):
             writable: leaving publishes.
             readonly: exports say that the memory may not be written.
         """
-        super().__init__(share, stream, readonly=readonly)
+        # The fields of MapUsers too: every frame makes maps, and each call is a tenth of one.
         self._life = life
-        self._state = MapState.LIVE
-        self._process = process.life
-        self._hidden = False  # out of the caller's reach: nobody could have left it
-        self.handle: object = None
+        self.share = share
+        self.layout = share.layout
+        self.stream = stream
+        self.driver = stream.driver
+        self.device = stream.device
+        self.memory_type = stream.state.capabilities.device_type
         self.writable = writable
-        self.published = False
+        self.readonly = readonly
+        self.handle: object = None
+        self.everybody = self.published = False
+        self._consumers = self._interface = self._ledger = None
+        self._cai_read = False
+        self._hidden = False  # out of the caller's reach: nobody could have left it
+        self._process = process.life
+        self._plan: Plan | None = None  # how to leave it at once
+        self._state = _RELEASED
 
     # --- what it is -----------------------------------------------------------------------------------------------
     @property
     def released(self) -> bool:
         """True once the map was left."""
-        return self._state is MapState.RELEASED
+        return self._state is _RELEASED
 
     @property
     def device_ptr(self) -> int:
         """Device address of the first byte; 0 in place, and after the map was left."""
-        return 0 if self.released else self.share.block.ptr  # in place the block is no memory, and says 0
+        return 0 if self._state is _RELEASED else self.share.ptr
 
     @property
     def size(self) -> int:
@@ -117,7 +141,7 @@ class CudaMap(MapUsers):
     def planes(self) -> dict[str, ArrayView]:
         """The arrays that make up an image, by name: "y" and "uv" of NV12, NV16 and NV24, else "image"."""
         self.check_exportable()
-        base = self.share.block.ptr
+        base = self.share.ptr
         return {name: ArrayView(self, base + p.offset, p.layout) for name, p in self.share.planes.items()}
 
     def __repr__(self) -> str:
@@ -178,7 +202,7 @@ class CudaMap(MapUsers):
 
     def check_live(self) -> None:
         """Raise ClosedError if the map was left."""
-        if self._state is MapState.RELEASED:
+        if self._state is _RELEASED:
             raise ClosedError(
                 f"{self!r}",
                 got="a use of its memory",
@@ -188,13 +212,17 @@ class CudaMap(MapUsers):
 
     # --- leaving ----------------------------------------------------------------------------------------------------
     def __enter__(self) -> Self:
-        self.check_live()
+        if self._state is _RELEASED:
+            self.check_live()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        leave(self.release, error, "leaving", self)
+        if error is None:
+            self.release()
+        else:
+            leave(self.release, error, "leaving", self)
 
     def release(self, stream: Any = None) -> None:
         """Leave the map: publish what was written, give the object back. Releasing again does nothing.
@@ -212,7 +240,10 @@ class CudaMap(MapUsers):
             CaptureError: the stream, or one that has to be waited for, captures a graph.
             BusyError: strict mode, and arrays of memory that is gone are alive; the map was left.
         """
-        self._leave(stream, publish=True)
+        if stream is not None or self._plan is None or not self._plan.leave((self,)):
+            self._leave(stream, publish=True)
+        elif self._cai_read or self._ledger is not None:
+            self.report_exports()
 
     def cancel(self) -> None:
         """Leave the map without publishing: an image keeps what it held. Else as :meth:`release`."""
@@ -249,7 +280,7 @@ class CudaMap(MapUsers):
     def advance(self, event: str) -> None:
         """Move along the table of map states."""
         self._state = step(MAP, self._state, event, self)
-        if self._state is MapState.RELEASED:
+        if self._state is _RELEASED:
             self.handle = None  # last, so that its owner outlives the hand-over
             self._interface = None  # whoever asks again is told that the map was left
 
@@ -260,11 +291,11 @@ class CudaMap(MapUsers):
         )
 
     def __del__(self) -> None:
-        if (
-            getattr(self, "_state", MapState.RELEASED) is MapState.RELEASED
-            or self._process is not process.life
-        ):
-            return
+        try:
+            if self._state is _RELEASED or self._process is not process.life:
+                return
+        except AttributeError:
+            return  # its making was interrupted
         if self._hidden or sys.is_finalizing():
             return
         self._life.leave_later(self, publish=True)

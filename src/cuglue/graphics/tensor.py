@@ -20,10 +20,11 @@ from ..formats import Format, Packing, tight_geometry
 from ..layout import Layout, contiguous_strides, integers
 from ..lifecycle import leave
 from .fences import check_value
-from .handle import CudaHandle, unseen
+from .handle import CudaHandle
 from .mapping import CudaMap
 from .parts import CudaClientParts
 from .planes import format_of
+from .transfer import unseen
 
 
 class Tensor:

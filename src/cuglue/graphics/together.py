@@ -19,6 +19,7 @@ from .backings import WHOLE, Backing, GlBacking
 from .handle import CudaHandle
 from .life import Life, Wish
 from .mapping import CudaMap
+from .plan import Plan
 from .registration import (
     Registration,
     hold,
@@ -33,9 +34,11 @@ from .users import unannounced_readers
 class MapList(list[CudaMap]):
     """What :func:`map_all` gives: the maps in the order of their handles, left together at the end of ``with``."""
 
-    def __init__(self, maps: Iterable[CudaMap], groups: Iterable[_Group]) -> None:
+    def __init__(self, maps: Iterable[CudaMap], groups: Iterable[_Group], plan: Plan | None = None) -> None:
+        """``plan``: how all of them were mapped, and may be left; they are one of ``groups``, too."""
         super().__init__(maps)
         self._groups = tuple(groups)
+        self._plan = plan
 
     def __enter__(self) -> Self:
         return self
@@ -55,7 +58,10 @@ class MapList(list[CudaMap]):
         """
         errors: list[BaseException] = []
         for group in self._groups:
-            group.leave(errors)
+            if self._plan is not None and self._plan.leave(group.maps):
+                group.report_exports(group.maps, errors)
+            else:
+                group.leave(errors)
         raise_together(f"leaving {len(self)} maps", errors)
 
 
@@ -70,8 +76,9 @@ class _Group:
         maps: in the order of their handles.
     """
 
-    def __init__(self, stream: Stream) -> None:
-        self.maps: list[CudaMap] = []
+    def __init__(self, stream: Stream, maps: list[CudaMap] | None = None) -> None:
+        """``maps``: what was mapped already."""
+        self.maps = maps or []
         self._stream = stream
         self._chosen: list[tuple[CudaHandle, Wish]] = []
         self._registered: dict[Life, GlBacking] = {}
@@ -112,10 +119,10 @@ class _Group:
 
         What fails is added to ``errors``, and tried again by the next call.
         """
-        stream, backing = self._stream, self._first._life.backing
         maps = [m for m in self.maps if not m.released]
         if not maps and not self._held:
             return
+        stream, backing = self._stream, self.maps[0]._life.backing
         current = as_stream(None, device=stream.device, driver=stream.driver)
         where = stream if stream.nameable() else current  # never a handle that may be dead by now
         try:
@@ -133,8 +140,12 @@ class _Group:
                     m._life.leave_later(m, publish=True)
             backing.post(self._hand_back)
             raise
+        self.report_exports([m for m in maps if m.released], errors)
+
+    def report_exports(self, maps: Iterable[CudaMap], errors: list[BaseException]) -> None:
+        """Report what is alive of maps that were left; what that raises is added to ``errors``."""
         for m in maps:
-            if m.released:
+            if m._cai_read or m._ledger is not None:
                 try:
                     m.report_exports()
                 except CuglueError as error:
@@ -204,6 +215,11 @@ def map_all(handles: Iterable[CudaHandle], stream: Any = None, *, mutable: bool 
     chosen = _chosen(handles)
     if not chosen:
         return MapList((), ())
+    plan = chosen[0]._life.plan_together
+    if plan is not None:
+        planned = plan.map(chosen, stream, mutable, False, True)
+        if planned is not None:
+            return MapList(planned, (_Group(plan.stream, planned),), plan)
     where = chosen[0]._stream(stream)
     where.refuse_capture("map graphics objects")
     wish = Wish(WHOLE, writable=mutable, join=False)
@@ -235,13 +251,26 @@ def map_all(handles: Iterable[CudaHandle], stream: Any = None, *, mutable: bool 
         for group in groups.values():
             group.undo(error)
         raise
+    chosen[0]._life.plan_together = _plan(chosen, where, plan)
     return MapList(maps, groups.values())
+
+
+def _plan(handles: list[CudaHandle], stream: Stream, former: Plan | None) -> Plan | None:
+    """How to map these together from the next time on, if all of them are buffers that can be mapped so alone."""
+    plans = [handle._life.plan for handle in handles]
+    backings = tuple(plan.backings[0] for plan in plans if plan is not None and plan.stream is stream)
+    if former is not None and former.stream is stream and former.backings == backings:
+        return former
+    alike = len({backing.registration.ops for backing in backings}) == 1
+    return Plan(backings, stream) if alike and len(set(backings)) == len(handles) else None
 
 
 def _chosen(handles: Iterable[CudaHandle]) -> list[CudaHandle]:
     """The handles as a list. Raises UsageError if they are none."""
     chosen = list(handles) if isinstance(handles, Iterable) else None
-    if chosen is None or not all(isinstance(handle, CudaHandle) for handle in chosen):
+    if chosen is None or (
+        {*map(type, chosen)} != {CudaHandle} and not all(isinstance(handle, CudaHandle) for handle in chosen)
+    ):
         raise UsageError("map_all", got=shown(handles), expected="a sequence of CudaHandle")
     return chosen
 

@@ -16,13 +16,11 @@ from ..exchange.view import Exporter
 from ..layout import Layout
 from .backings import Share
 
-#: Libraries that read the CUDA array interface on streams of their own, and do not say on which.
-_UNANNOUNCED = ("torch", "numba", "jax", "warp", "pycuda")
-
 
 def unannounced_readers() -> bool:
-    """Whether a library is loaded that may read the CUDA array interface on a stream that nobody names."""
-    return not sys.modules.keys().isdisjoint(_UNANNOUNCED)
+    """Whether a library is loaded that may read the CUDA array interface on a stream of its own, and not say which."""
+    loaded = sys.modules  # asked by every map: a loop over the names costs twice as much
+    return "torch" in loaded or "numba" in loaded or "jax" in loaded or "warp" in loaded or "pycuda" in loaded
 
 
 def is_record_of(stream: Stream, obj: object) -> bool:
@@ -58,26 +56,19 @@ class MapUsers(Exporter):
         "stream",
     )
 
-    device: int
-    driver: Driver
+    share: Share
     layout: Layout
+    stream: Stream
+    driver: Driver
+    device: int
     memory_type: MemoryType
-
-    def __init__(self, share: Share, stream: Stream, *, readonly: bool) -> None:
-        self.share = share
-        self.layout = share.layout
-        self.stream = stream
-        self.driver = stream.driver
-        self.device = stream.device
-        self.memory_type = stream.state.capabilities.device_type
-        self.readonly = readonly
-        self.everybody = False
-        self._consumers: dict[Stream, None] = {stream: None}  # a set that keeps its order
-        self._cai_read = False
-        self._interface: dict[str, Any] | None = (
-            None  # what the CUDA array interface says, but for the stream
-        )
-        self._ledger: ExportLedger | None = None  # made by the first export
+    readonly: bool
+    everybody: bool
+    # Streams besides the map's own that exports were made for, or that were named; a set that keeps its order.
+    _consumers: dict[Stream, None] | None
+    _cai_read: bool
+    _interface: dict[str, Any] | None  # what the CUDA array interface says, but for the stream
+    _ledger: ExportLedger | None  # made by the first export
 
     def check_live(self) -> None:
         """Raise ClosedError if the map was left."""
@@ -106,7 +97,7 @@ class MapUsers(Exporter):
 
         Ordering: only enqueues; nothing where ``stream`` is the map's own and no other stream was named.
         """
-        for other in self._consumers:  # first: what they queued since covers the uses that the block knows
+        for other in self.consumers:  # first: what they queued since covers the uses that the block knows
             stream.join(other)
         self.share.block.prepare(stream, self._access)
 
@@ -116,11 +107,11 @@ class MapUsers(Exporter):
         Ordering: queues nothing now.
         """
         self.share.block.finish(stream, self._access)
-        self._consumers[stream] = None
+        self._add_consumer(stream)
 
     def order_host(self) -> None:
         """Block the host until all pending work on the memory is done."""
-        for stream in {**dict(self.share.block.uses()), **self._consumers}:
+        for stream in {**dict(self.share.block.uses()), **dict.fromkeys(self.consumers)}:
             stream.synchronize()
 
     def cai_stream(self) -> int | None:
@@ -146,7 +137,13 @@ class MapUsers(Exporter):
     @property
     def consumers(self) -> tuple[Stream, ...]:
         """Streams that the memory may be used on without telling: the map's own, and those exports were made for."""
-        return tuple(self._consumers)
+        return (self.stream, *(self._consumers or ()))
+
+    def _add_consumer(self, stream: Stream) -> None:
+        if stream is not self.stream:
+            if self._consumers is None:
+                self._consumers = {}
+            self._consumers[stream] = None
 
     @property
     def cai_read(self) -> bool:
@@ -179,7 +176,7 @@ class MapUsers(Exporter):
         self.check_live()
         user = as_stream(stream, device=self.device, driver=self.driver)
         self.share.block.finish(user, Access.READ)
-        self._consumers[user] = None
+        self._add_consumer(user)
 
     def note_uses(self, stream: Stream, current: Stream) -> None:
         """Make every consumer known a use of the memory, with all it queued so far. Called on leaving.
@@ -192,7 +189,7 @@ class MapUsers(Exporter):
             for every stream of the device.
         """
         block = self.share.block
-        for user in {**self._consumers, current: None}:
+        for user in dict.fromkeys((*self.consumers, current)):
             # As reads, which are kept per stream: a write would stand for the uses before it, unordered as they are.
             block.finish(user, Access.READ)
         if self._cai_read and unannounced_readers():
