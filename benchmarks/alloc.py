@@ -4,8 +4,9 @@ Teaches: nothing; measures.   Needs: a CUDA device and CuPy.   Run: python bench
 
 A pair is ``cupy.cuda.alloc(n)`` and the drop of what it gave. Contestants take turns round after round, so that a
 machine that slows down slows all of them. The first table has medians in nanoseconds and ratios to CuPy's
-``malloc_async``, the second what each decorator adds to the resource below it, beside what it may add, the third where
-the time of a pair goes, piece by piece; --raw FILE keeps every sample.
+``malloc_async``, the second what each decorator adds to the resource below it, beside what it may add, the third what a
+pair takes while several threads allocate, each on a stream of its own, the fourth where the time of a pair goes, piece
+by piece; --raw FILE keeps every sample.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import platform
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -48,6 +50,8 @@ MOST_ADDED: dict[str, float | None] = {
     "failure callback": None,
     "budget, statistics and logging": None,
 }
+TOGETHER = (BASE, "CuPy MemoryPool", "cuglue async", "statistics")  # timed with several threads
+THREADS = (1, 4)
 Malloc = Callable[[int], Any]
 Made = tuple[Malloc, Callable[[], Any]]
 
@@ -147,6 +151,42 @@ def _timed(stream: Any, nbytes: int, count: int) -> float:
     for _ in range(count):
         alloc(nbytes)
     return (time.perf_counter() - start) / count * 1e9
+
+
+def together(name: str, nbytes: int, count: int, threads: int) -> float:
+    """Nanoseconds of wall clock for one pair of any thread, while ``threads`` of them make ``count`` pairs in all."""
+    import cupy
+
+    malloc, close = CONTESTANTS[name]()
+    former = cupy.cuda.get_allocator()
+    cupy.cuda.set_allocator(malloc)
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(threads)]
+    begin, end = threading.Barrier(threads + 1), threading.Barrier(threads + 1)
+
+    def work(stream: Any) -> None:
+        with stream:
+            _timed(stream, nbytes, 1000)
+            begin.wait()
+            for _ in range(count // threads):
+                cupy.cuda.alloc(nbytes)
+            end.wait()
+
+    try:
+        workers = [threading.Thread(target=work, args=(stream,)) for stream in streams]
+        for worker in workers:
+            worker.start()
+        begin.wait()
+        start = time.perf_counter()
+        end.wait()
+        taken = time.perf_counter() - start
+        for worker in workers:
+            worker.join()
+        return taken / (count // threads * threads) * 1e9
+    finally:
+        cupy.cuda.set_allocator(former)
+        cupy.cuda.Device(0).synchronize()
+        cuglue.as_stream(streams[0]).state.retire.drain()
+        close()
 
 
 def parts(count: int) -> dict[str, float]:
@@ -279,6 +319,16 @@ def main() -> int:
                 samples[key][name].append(sample(name, options.nbytes, options.count, own_stream))
         medians = {name: statistics.median(found) for name, found in samples[key].items()}
         print(f"\n{options.nbytes} bytes on {key}\n\n{table(medians)}\n\n{verdicts(medians)}", flush=True)
+    print(
+        "\nseveral threads, each on a stream of its own: ns\n\n| allocator | 1 thread | 4 threads |\n|---|---|---|"
+    )
+    crowd: dict[str, list[list[float]]] = {name: [[] for _ in THREADS] for name in TOGETHER if name in names}
+    for _ in range(options.rounds):
+        for name, found in crowd.items():
+            for samples_of, threads in zip(found, THREADS, strict=True):
+                samples_of.append(together(name, options.nbytes, options.count, threads))
+    for name, found in crowd.items():
+        print(f"| {name} | {' | '.join(f'{statistics.median(some):.0f}' for some in found)} |", flush=True)
     pieces = parts(options.count)
     print("\nwhere the time goes\n\n| piece | ns |\n|---|---|")
     print("\n".join(f"| {name} | {ns:.0f} |" for name, ns in pieces.items()))
@@ -296,6 +346,7 @@ def main() -> int:
                     "machine": machine,
                     "unit": "ns",
                     "samples": samples,
+                    "threads": crowd,
                     "pieces": pieces,
                     "second stream": more,
                 },

@@ -118,7 +118,7 @@ class GlobalDeviceBudget(Adaptor):
         self._desks.append(desk)
         limit = self._limit
 
-        def take(nbytes: int, home: Home, quiet: Home | None) -> Entry:
+        def take(nbytes: int, home: Home, quiet: bool) -> Entry:
             reserved = self._reserved + nbytes
             if reserved <= limit:
                 self._reserved = (

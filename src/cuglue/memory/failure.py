@@ -83,7 +83,7 @@ class FailureCallbackResource(Adaptor):
             return None
         take_below = way.take
 
-        def take(nbytes: int, home: Home, quiet: Home | None) -> Entry:
+        def take(nbytes: int, home: Home, quiet: bool) -> Entry:
             try:
                 return take_below(nbytes, home, quiet)
             except OutOfMemory as error:

@@ -55,14 +55,13 @@ class Way(NamedTuple):
 
     Attributes:
         desk: of the allocator function.
-        take: ``(bytes, home, quiet)`` to an entry: new memory. ``quiet`` is a home whose stream is known to capture
-            nothing, or None.
+        take: ``(bytes, home, quiet)`` to an entry: new memory. ``quiet``: the stream is known to capture nothing.
         give: ``(entry)``: free it. Who calls that has claimed it, and puts it back if it still has an address after a
             failure; without one it is free, and something above the driver failed.
     """
 
     desk: Desk
-    take: Callable[[int, Home, Home | None], Entry]
+    take: Callable[[int, Home, bool], Entry]
     give: Callable[[Entry], None]
 
 
@@ -82,8 +81,8 @@ def driver_way(source: SourceResource, take_back: Callable[[Entry], None]) -> Wa
     forget_closed(source._desks)
     source._desks.append(desk)
 
-    def take(nbytes: int, home: Home, quiet: Home | None) -> Entry:
-        if home.asks and home is not quiet and captures(home.handle):
+    def take(nbytes: int, home: Home, quiet: bool) -> Entry:
+        if home.asks and not quiet and captures(home.handle):
             raise source._in_capture(home.stream)
         try:
             if shortcuts.on:
@@ -224,7 +223,7 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
         home = last if last.owner is current else find_home(current)
         if home is None or type(nbytes) is not int or not 0 < nbytes <= LARGEST:
             return long_way(current, nbytes)
-        quiet = None
+        quiet = False
         while forgotten:
             if deferred:
                 retire.run_forgotten()
@@ -240,32 +239,33 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
                 and claim(entry[1], None) is entry
             ):
                 try:
-                    quiet = entry[3]
+                    former = entry[3]
+                    # As driver_way gives, without a call; below, as it takes.
                     if layers:
                         give(entry)
-                        continue
-                    # As driver_way gives, without a call; below, as it takes.
-                    if shortcuts.on:
-                        quick_free(entry[1], quiet.handle)
                     else:
-                        driver.free_async(entry[1], quiet.handle, device)
-                    entry[1] = 0
-                    if pending:
-                        quiet.freed += entry[2]
-                        if quiet.left:
-                            desk.left[id(quiet)] = quiet
+                        if shortcuts.on:
+                            quick_free(entry[1], former.handle)
+                        else:
+                            driver.free_async(entry[1], former.handle, device)
+                        entry[1] = 0
+                        if pending:
+                            former.freed += entry[2]
+                            if former.left:
+                                desk.left[id(former)] = former
+                    if former is home:
+                        quiet = True
                 except BaseException as error:
                     if not entry[1]:
                         raise
                     plain[entry[1]] = entry
-                    quiet = None
                     retire.keep(entry, free_refused(shortcuts, entry[3], error))
             else:
                 retire.run_one(entry)
         if layers:
             entry = take(nbytes, home, quiet)
         else:
-            if home.asks and home is not quiet and captures(home.handle):
+            if home.asks and not quiet and captures(home.handle):
                 raise source._in_capture(home.stream)
             try:
                 if shortcuts.on:

@@ -78,7 +78,7 @@ class LoggingResource(Adaptor):
         emit, ordinal, emitting = self._emit, self._ordinal, self._emitting
 
         # As _emit, without a call where nothing failed.
-        def take(nbytes: int, home: Home, quiet: Home | None) -> Entry:
+        def take(nbytes: int, home: Home, quiet: bool) -> Entry:
             me = _thread()
             try:
                 entry = take_below(nbytes, home, quiet)

@@ -93,7 +93,7 @@ class StatisticsResource(Adaptor):
         desk, take_below, give_below = way
         counters, scopes, tell_scopes = self._counters, self._scopes, self._tell_scopes
 
-        def take(nbytes: int, home: Home, quiet: Home | None) -> Entry:
+        def take(nbytes: int, home: Home, quiet: bool) -> Entry:
             entry = take_below(nbytes, home, quiet)
             # As _count, without a call.
             counters.total_count += 1

@@ -137,7 +137,7 @@ class TrackingResource(Adaptor):
         desk.numbered = True
         live, ordinal = self._live, self.device_ordinal
 
-        def take(nbytes: int, home: Home, quiet: Home | None) -> Entry:
+        def take(nbytes: int, home: Home, quiet: bool) -> Entry:
             entry = take_below(nbytes, home, quiet)
             try:
                 generation = entry[5]
