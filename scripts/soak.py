@@ -11,6 +11,7 @@ it stayed flat.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import os
 import sys
@@ -76,6 +77,8 @@ ROOM = {"rss": 48.0, "device": 16.0, "fds": 0, "objects": 15_000, "waiting": 0, 
 
 #: So many looks at least, however short the time.
 LOOKS = 4
+#: Seconds after which a thread that did not come to a pause hangs.
+PATIENCE = 120.0
 
 
 def growth(looks: Sequence[Look]) -> list[str]:
@@ -92,11 +95,13 @@ def growth(looks: Sequence[Look]) -> list[str]:
 class Soak:
     """The threads, and their pauses."""
 
-    def __init__(self, threads: int, streams: int, seed: int) -> None:
+    def __init__(self, threads: int, streams: int, seed: int, patience: float = PATIENCE) -> None:
         self.setting = Setting(streams)
         self.workers = [Worker(self.setting, seed + i) for i in range(threads)]
         self.failures: list[str] = []
-        self._resting = threading.Barrier(threads + 1)
+        self.hanging = False
+        self._resting = threading.Barrier(threads + 1, timeout=patience)
+        self._patience = patience
         self._pause = threading.Event()
         self._stop = threading.Event()
 
@@ -107,6 +112,8 @@ class Soak:
                     self._resting.wait()
                     self._resting.wait()
                 worker.step()
+        except threading.BrokenBarrierError:
+            self._stop.set()  # another one failed, or hangs
         except Exception as error:  # noqa: BLE001 - reported, and everything ends
             self.failures.append(f"{type(error).__name__}: {error}")
             self._stop.set()
@@ -118,7 +125,7 @@ class Soak:
         looks = [look(self.setting, began, 0)]
         tell(looks[0])
         threads = [
-            threading.Thread(target=self._run, args=(w,), name=f"soak-{i}")
+            threading.Thread(target=self._run, args=(w,), name=f"soak-{i}", daemon=True)
             for i, w in enumerate(self.workers)
         ]
         for thread in threads:
@@ -133,6 +140,8 @@ class Soak:
                 tell(looks[-1])
                 self._resting.wait()
             except threading.BrokenBarrierError:
+                if not self.failures:
+                    self._hang("a thread did not pause")
                 break
             left = began + seconds - time.monotonic()
             if left <= 0 and len(looks) >= LOOKS:
@@ -140,8 +149,15 @@ class Soak:
             pause = max(min(every, left), 0.1)
         self._stop.set()
         for thread in threads:
-            thread.join()
+            thread.join(self._patience)
+        self.hanging = any(thread.is_alive() for thread in threads)
+        if self.hanging and not self.failures:
+            self._hang("a thread did not end")
         return looks
+
+    def _hang(self, what: str) -> None:
+        self.failures.append(f"{what} within {self._patience:g} s")
+        faulthandler.dump_traceback(2, all_threads=True)
 
     def close(self) -> None:
         """End it all."""
@@ -163,6 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not os.environ.get("CUGLUE_DRIVER"):
         os.environ["CUGLUE_DRIVER"] = "cuda" if cuglue.is_cuda_available() else "sim"
     warnings.simplefilter("error")
+    warnings.simplefilter("ignore", DeprecationWarning)  # of CuPy's and PyOpenGL's own calls
     soak = Soak(options.threads, options.streams, options.seed)
     setting = soak.setting
     print(
@@ -180,12 +197,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(", ".join(f"{name} {number}" for name, number in sorted(done.items())))
     failures = [*soak.failures, *growth(looks)]
     try:
-        soak.close()
+        if not soak.hanging:
+            soak.close()
     except cuglue.errors.CuglueError as error:
         failures.append(f"closing: {error}")
     for failure in failures:
         print(f"failed: {failure}")
-    print("flat, and every byte right" if not failures else f"{len(failures)} failures")
+    print("flat, and every byte right" if not failures else f"{len(failures)} failures", flush=True)
+    if soak.hanging:
+        os._exit(1)  # an ordinary end would wait for what hangs
     return 1 if failures else 0
 
 

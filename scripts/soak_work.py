@@ -193,8 +193,8 @@ class Worker:
         if not self.setting.simulated:
             import cupy
 
-            with cupy.cuda.ExternalStream(stream.handle):
-                found = cupy.asnumpy(found)
+            stream.synchronize()  # CuPy copies on its own current stream
+            found = cupy.asnumpy(found)
         compare(f"{kind} read", found, data)
 
     def blocks(self) -> None:

@@ -66,6 +66,24 @@ def test_a_child_that_is_let_in_is_a_fault() -> None:
     assert run(Program("fork", "sample", "", text.replace(USES["array"], "pass"))).code == 1
 
 
+@pytest.mark.gl
+def test_a_forked_child_does_not_close_its_parents_worker() -> None:
+    ending = run(
+        Program(
+            "fork",
+            "sample",
+            "",
+            MATRIX["fork", "worker", "child only ends"].text.partition("def use")[0]
+            + """
+parent, close = os.getpid(), first[0].ops.close
+first[0].ops.close = lambda: close() if os.getpid() == parent else os.write(2, b"closed in the child")
+forked(lambda: None)
+""",
+        )
+    )
+    assert (ending.code, ending.stderr) == (0, "")
+
+
 def test_the_table_and_the_status_tell_faults(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

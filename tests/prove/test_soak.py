@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -67,6 +68,24 @@ def test_a_descriptor_that_stays_open_is_seen(
         for fd in opened:
             os.close(fd)
     assert "failed: fds grew from" in capsys.readouterr().out
+
+
+def test_a_step_that_hangs_is_told_with_everybodys_stack(
+    soak: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    hung = threading.Event()
+    monkeypatch.setattr(soak.Worker, "blocks", lambda worker: hung.wait())
+    sample = soak.Soak(2, 2, 0, patience=0.5)
+    looks = sample.run(5.0, 0.5, lambda look: None)
+    assert sample.hanging
+    assert sample.failures == ["a thread did not pause within 0.5 s"]
+    assert len(looks) == 1
+    assert "in step" in capfd.readouterr().err
+    hung.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("soak-"):
+            thread.join()
+    sample.close()
 
 
 @pytest.mark.parametrize("name", ["rss", "device", "fds", "objects", "waiting", "streams", "held"])

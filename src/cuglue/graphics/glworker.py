@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
 import threading
 import weakref
@@ -108,6 +109,15 @@ class _Closable(Protocol):
 
 
 _live: weakref.WeakSet[_Closable] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """In a forked child: the threads are its parent's, and nobody could be waited for."""
+    global _live
+    _live = weakref.WeakSet()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def close_at_exit(worker: _Closable) -> None:
