@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import gc
-import os
 import random
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -731,67 +728,6 @@ def test_a_stream_known_by_number_is_not_freed_on(driver: Any, resource: Any) ->
     ]
     resource.reap_pending()
     assert accounting(resource) == (0, 0, 0)
-
-
-@pytest.mark.parametrize("gone", [False, True], ids=["its thread lives", "its thread is gone"])
-def test_report_M02_per_thread_default_streams_have_an_owner(sim: Any, gone: bool) -> None:
-    """Each thread's stream 2 is another stream: a free from a second thread must not happen on its own."""
-    free_anothers_block(AsyncCudaResource(), gone)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("gone", [False, True], ids=["its thread lives", "its thread is gone"])
-def test_report_M02_per_thread_default_streams_have_an_owner_on_a_device(gone: bool) -> None:
-    """In a process that ends at once: a driver was seen to hang while it ends a thread that has such a stream, and
-    then nobody makes another stream in that process.
-    """
-    program = f"""
-import os
-import test_stream_ordered as tests
-tests.free_anothers_block(tests.AsyncCudaResource(), {gone})
-os._exit(7)
-"""
-    path = os.pathsep.join(str(Path(__file__).parents[n]) for n in (0, 1)) + os.pathsep + str(SRC)
-    environment = {**os.environ, "CUGLUE_DRIVER": "cuda", "PYTHONPATH": path}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 7, done.stderr
-
-
-def free_anothers_block(resource: AsyncCudaResource, gone: bool) -> None:
-    """Free a block of another thread's stream while that thread lives, or after it."""
-    made: list[Any] = []
-    there, leave = threading.Event(), threading.Event()
-
-    def allocate() -> None:
-        block = resource.allocate(4096, PER_THREAD_STREAM)
-        fill(block, 3, PER_THREAD_STREAM)
-        made.append(block)
-        there.set()
-        leave.wait(20)
-
-    thread = threading.Thread(target=allocate, daemon=True)
-    thread.start()
-    assert there.wait(20), "the thread hangs"
-    if gone:
-        leave.set()
-        thread.join(20)
-    block = made.pop()
-    mine = cuglue.as_stream(PER_THREAD_STREAM)
-    assert block.alloc_stream is not mine
-    with testing.trace() as calls:
-        resource.deallocate(block)
-    assert PER_THREAD_STREAM not in [c.args[1] for c in calls if c.method == "free_async"]
-    assert "context_record" in [c.method for c in calls]
-    resource.reap_pending()
-    assert accounting(resource) == (0, 0, 0)
-    leave.set()
 
 
 def test_no_free_makes_a_stream(sim: Any) -> None:
