@@ -31,6 +31,14 @@ DEFAULT_PARTS = ("doctor", "tests", "demo")
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 START_UP_SECONDS = 90.0  # importing the array libraries and making the first context, per process
 NO_TESTS_COLLECTED = 5
+#: After a test's own time limit, which only runs where the interpreter is free: every thread's stack, and the end.
+HANG_SECONDS = 5.0
+#: ``python -m cuglue`` that ends itself so, after as many seconds as its first argument says.
+WATCHED = """
+import faulthandler, runpy, sys
+faulthandler.dump_traceback_later(float(sys.argv.pop(1)), exit=True)
+runpy.run_module("cuglue", run_name="__main__", alter_sys=True)
+"""
 
 
 @dataclass
@@ -102,6 +110,11 @@ class Suite:
             row.failed, row.bad = 1, [f"exit status {status}"]
         self._add(row, log)
 
+    def module(self, name: str, arguments: Sequence[str], seconds: float, **env: str) -> None:
+        """A part that is ``python -m cuglue``: where it hangs, its log has every thread's stack."""
+        limit = max(1.0, min(seconds, self._left()) - HANG_SECONDS)
+        self.command(name, [sys.executable, "-c", WATCHED, f"{limit:g}", *arguments], seconds, **env)
+
     def tests(self, where: str, marker: str, under: Mapping[str, Sequence[str]] | None = None) -> None:
         """Every test under ``where`` that has ``marker``, file by file; those marked ``alone`` last, one at a time.
 
@@ -164,11 +177,16 @@ class Suite:
                 f"--timeout={self._test_seconds:g}",
                 "--timeout-method=thread",
                 f"--progress-file={progress}",
+                f"--hang={self._test_seconds + HANG_SECONDS:g}",
             ]
             command = [*prefix, *pytest_command(), "-m", marker, "--gpu-required", *options, *waiting]
             seconds = START_UP_SECONDS + self._test_seconds * len(waiting)
             status = self._run(command, seconds, log)
             ended, running = read_progress(progress, row)
+            stacks = progress.with_name(f"{progress.name}.stacks")
+            if stacks.is_file():
+                log.write_text(log.read_text(errors="replace") + stacks.read_text(), encoding="utf-8")
+                stacks.unlink()
             if running is not None:
                 row.lost += 1
                 row.bad.append(f"lost: {running}")
@@ -249,12 +267,8 @@ def table(rows: Sequence[Row]) -> str:
     for row in rows:
         lines.append(table_line("ok" if row.ok else "FAIL", row, width))
         lines += [f"       {fault}" for fault in row.bad]
-        total.passed, total.failed, total.lost = (
-            total.passed + row.passed,
-            total.failed + row.failed,
-            total.lost + row.lost,
-        )
-        total.not_run, total.seconds = total.not_run + row.not_run, total.seconds + row.seconds
+        for count in ("passed", "failed", "lost", "not_run", "seconds"):
+            setattr(total, count, getattr(total, count) + getattr(row, count))
     lines.append(table_line("ok" if all(row.ok for row in rows) else "FAIL", total, width))
     return "\n".join(lines)
 
@@ -269,7 +283,6 @@ def parts(
     suite: Suite, marker: str, demo_arguments: Sequence[str], tools: Sequence[str] = SANITIZERS[:1]
 ) -> dict[str, Callable[[], None]]:
     """The parts that have a name."""
-    cuglue = [sys.executable, "-m", "cuglue"]
 
     def sanitize() -> None:
         path = shutil.which("compute-sanitizer")
@@ -279,9 +292,9 @@ def parts(
         suite.tests("tests", "sanitize", {tool: sanitizer(path, tool) for tool in tools})
 
     return {
-        "doctor": lambda: suite.command("doctor", [*cuglue, "doctor"], 120, CUGLUE_DRIVER="cuda"),
+        "doctor": lambda: suite.module("doctor", ["doctor"], 120, CUGLUE_DRIVER="cuda"),
         "tests": lambda: suite.tests("tests", marker),
-        "demo": lambda: suite.command("demo", [*cuglue, "demo", *demo_arguments], 300, CUGLUE_DRIVER="cuda"),
+        "demo": lambda: suite.module("demo", ["demo", *demo_arguments], 300, CUGLUE_DRIVER="cuda"),
         "sanitize": sanitize,
     }
 
@@ -295,7 +308,7 @@ def sanitizer(path: str, tool: str) -> list[str]:
         f"--tool={tool}",
         *quiet,
         "--error-exitcode=86",
-    ]  # 86 shows in the table where it found something
+    ]  # 86: seen in the table where it found something
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -325,10 +338,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tools = SANITIZERS if options.tool == "all" else (options.tool,)
     named = parts(suite, options.marker, options.demo_args.split(), tools)
     for part in options.part or DEFAULT_PARTS:
-        if part in named:
-            named[part]()
-        else:
-            suite.tests(part, options.marker)
+        named.get(part, lambda where=part: suite.tests(where, options.marker))()
     print()
     print("\n".join(machine()))
     print(table(suite.rows))

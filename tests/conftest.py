@@ -7,6 +7,7 @@ driver and are skipped only where there is no CUDA device. ``--gpu-required`` tu
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import json
 import os
@@ -39,6 +40,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--progress-file", metavar="FILE", help="append a JSON line when a test starts and when it ends"
     )
+    group.addoption(
+        "--hang", metavar="S", type=float, default=0.0,
+        help="write every thread's stack to FILE.stacks and end the process when a test takes longer, also one that "
+        "never gives up the interpreter",
+    )  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--gpu-required: there is no CUDA device here")
     path = config.getoption("--progress-file")
     if path:
-        config.pluginmanager.register(ProgressFile(path), "cuglue-progress")
+        config.pluginmanager.register(ProgressFile(path, config.getoption("--hang")), "cuglue-progress")
 
 
 _HAS_DEVICE = pytest.StashKey[bool]()
@@ -101,8 +107,10 @@ def _driver_by_marker(request: pytest.FixtureRequest) -> Iterator[None]:
 class ProgressFile:
     """Tells a watching process what runs and how it ended, also when this process is lost in the middle of a test."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, hang: float) -> None:
         self._path = path
+        self._hang = hang
+        self._stacks = open(f"{path}.stacks", "w", encoding="utf-8") if hang else None  # noqa: SIM115
 
     def _write(self, **line: object) -> None:
         with open(self._path, "a", encoding="utf-8") as file:
@@ -110,6 +118,8 @@ class ProgressFile:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._write(event="start", test=nodeid)
+        if self._stacks is not None:
+            faulthandler.dump_traceback_later(self._hang, exit=True, file=self._stacks)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.outcome != "passed":
@@ -118,6 +128,8 @@ class ProgressFile:
             )
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        if self._stacks is not None:
+            faulthandler.cancel_dump_traceback_later()
         self._write(event="end", test=nodeid)
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import gpu_suite
 import pytest
 from gpu_suite import Row, Suite, table
 from source_tree import conftest_on_a_machine_with
 
 TESTS = """
-import os, time
+import ctypes, os, time
 import pytest
 
 pytestmark = pytest.mark.gpu
 
 def test_first(): pass
 def test_hangs(): time.sleep(60)
+def test_hangs_in_a_call_that_keeps_the_interpreter(): ctypes.PyDLL(None).sleep(60)
 def test_between(): pass
 def test_takes_the_process_along(): os._exit(3)
 def test_fails(): assert False
@@ -49,19 +51,23 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_fault_costs_its_own_test(project: Path) -> None:
+def test_each_fault_costs_its_own_test(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_suite, "HANG_SECONDS", 1.0)
     suite = Suite(project / "out", test_seconds=2, total_seconds=100, root=project)
     suite.tests("tests", "gpu")
     broken, good = suite.rows
-    assert (broken.passed, broken.failed, broken.lost, broken.not_run) == (3, 2, 2, 0)
+    assert (broken.passed, broken.failed, broken.lost, broken.not_run) == (3, 2, 3, 0)
     assert [fault.split("::")[-1] for fault in broken.bad] == [
         "test_hangs",
+        "test_hangs_in_a_call_that_keeps_the_interpreter",
         "test_takes_the_process_along",
         "test_fails",
         "test_hides_a_gap",
     ]
     assert not broken.ok
     assert good.ok
+    log = (project / "out" / "test_all.log").read_text()
+    assert "in test_hangs_in_a_call_that_keeps_the_interpreter" in log, "its stack"
 
 
 def test_what_wants_the_device_for_itself_comes_last_and_alone(project: Path) -> None:
@@ -96,6 +102,20 @@ def test_a_command_passes_when_it_exits_0(project: Path, code: str, ok: bool) ->
     suite = Suite(project / "out", test_seconds=2, total_seconds=100, root=project)
     suite.command("demo", [sys.executable, "-c", code], seconds=20)
     assert [row.ok for row in suite.rows] == [ok]
+
+
+def test_a_part_that_hangs_leaves_its_stacks(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "src" / "cuglue").mkdir(parents=True)
+    (project / "src" / "cuglue" / "__init__.py").touch()
+    (project / "src" / "cuglue" / "__main__.py").write_text(
+        "import ctypes, sys\ndef waits(): ctypes.PyDLL(None).sleep(60)\nsys.argv[1:] == ['demo'] and waits()\n"
+    )
+    monkeypatch.setattr(gpu_suite, "HANG_SECONDS", 4.0)
+    suite = Suite(project / "out", test_seconds=2, total_seconds=100, root=project)
+    suite.module("demo", ["demo"], seconds=5)
+    suite.module("doctor", ["doctor"], seconds=20)
+    assert [row.ok for row in suite.rows] == [False, True]
+    assert "in waits" in (project / "out" / "demo.log").read_text()
 
 
 def test_the_table_ends_in_the_verdict() -> None:
