@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from graphics import subjects
 
 import cuglue
 from cuglue.driver.protocol import Driver
@@ -21,6 +22,12 @@ def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
         yield simulated
         simulated.check()
         assert simulated.hazards == []
+
+
+@pytest.fixture(params=[False, True], ids=["first", "again"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers that a test registers are mapped for the first time, or were mapped before, and go by a plan."""
+    monkeypatch.setattr(subjects, "mapped_before", request.param)
 
 
 @pytest.fixture

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import OpenGL.GL as GL
 import pytest
-from graphics.subjects import registered_buffer, registered_renderbuffer, registered_texture
+from graphics.subjects import map_before, registered_buffer, registered_renderbuffer, registered_texture
 
 from cuglue.driver.protocol import Driver
 from cuglue.graphics import image_copy
@@ -30,6 +31,17 @@ class OnADevice(HandleSuite):
 class TestGlBuffer(OnADevice):
     def make(self) -> AbstractContextManager[Subject]:
         return registered_buffer(self.driver)
+
+
+@pytest.mark.gl
+class TestGlBufferMappedBefore(OnADevice):
+    """Its maps go by a plan."""
+
+    @contextmanager
+    def make(self) -> Iterator[Subject]:
+        with registered_buffer(self.driver) as subject:
+            map_before(subject.handle)
+            yield subject
 
 
 @pytest.mark.gl

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import OpenGL.GL as GL
 import pytest
-from graphics.subjects import make_buffer, make_texture, registered_buffer, registered_texture
+from graphics.subjects import make_buffer, make_texture, map_before, registered_buffer, registered_texture
 
 import cuglue
 from cuglue.driver.protocol import Driver
@@ -37,6 +37,10 @@ class Made(NamedTuple):
     def register(self) -> CudaHandle:
         if self.kind == "buffer":
             return cuglue.register_buffer(self.name)
+        if self.kind == "buffer again":
+            handle = cuglue.register_buffer(self.name)
+            map_before(handle)
+            return handle
         return cuglue.register_texture(self.name)
 
 
@@ -46,15 +50,15 @@ def _context() -> Iterator[GlContext]:
         yield made
 
 
-@pytest.fixture(params=["buffer", "small image", "image"])
+@pytest.fixture(params=["buffer", "buffer again", "small image", "image"])
 def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Makes the subject of a sweep; the OpenGL object is the same for all its runs."""
     kind = request.param
     if kind == "image":
         monkeypatch.setattr(image_copy, "SMALL_BYTES", 0)
-    name = make_buffer(4096) if kind == "buffer" else make_texture(16, 9)
+    name = make_buffer(4096) if kind.startswith("buffer") else make_texture(16, 9)
     yield lambda driver: Made(driver, name, kind)
-    if kind == "buffer":
+    if kind.startswith("buffer"):
         GL.glDeleteBuffers(1, [name])
     else:
         GL.glDeleteTextures([name])
@@ -64,6 +68,7 @@ def close(subject: Any, result: CudaHandle) -> None:
     result.close()
 
 
+@pytest.mark.parametrize("made", ["buffer", "small image", "image"], indirect=True)
 def test_registering(made: Any) -> None:
     """Atomic but for kernels: one that was compiled stays for the next attempt."""
     sweep(Made.register, setup=made, teardown=close, keeps=KEPT, atomic=made(None).kind == "buffer").check()
@@ -105,7 +110,7 @@ def test_mapping(made: Any, method: str, first: bool) -> None:
         teardown=teardown,
         accounting=lambda subject: subject.handle.closed,
         keeps=KEPT,
-        atomic=not first or made(None).kind == "buffer",
+        atomic=not first or made(None).kind.startswith("buffer"),
         name=method,
     ).check()
 

@@ -20,7 +20,7 @@ from cuglue.graphics.glops import GlOps
 from cuglue.graphics.handle import CudaHandle
 from cuglue.testing import trace
 
-pytestmark = pytest.mark.gl
+pytestmark = [pytest.mark.gl, pytest.mark.usefixtures("way")]
 
 
 def kind_of(junk: Any) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
-from graphics.subjects import BufferSubject, ImageSubject, registered_buffer, registered_texture
+from graphics.subjects import BufferSubject, ImageSubject, map_before, registered_buffer, registered_texture
 from interrupts import interrupted
 
 import cuglue
@@ -22,7 +23,18 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*never (released|closed):ResourceWarning"),
 ]
 
-FILES = ("backings", "buffers", "handle", "images", "inplace", "life", "linear", "mapping", "registration")
+FILES = (
+    "backings",
+    "buffers",
+    "handle",
+    "images",
+    "inplace",
+    "life",
+    "linear",
+    "mapping",
+    "plan",
+    "registration",
+)
 MODULES = tuple(f"graphics/{name}.py" for name in (*FILES, "together", "users"))
 Subjects = list[BufferSubject | ImageSubject]
 
@@ -54,19 +66,37 @@ def map_one_by_one(subjects: Subjects) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kinds", "action"),
-    [("b", map_one), ("t", map_one), ("bt", map_all), ("bt", map_one_by_one)],
-    ids=["buffer", "texture", "together", "one by one"],
+    ("kinds", "action", "again", "loaded"),
+    [
+        pytest.param("b", map_one, False, False, id="buffer"),
+        pytest.param("t", map_one, False, False, id="texture"),
+        pytest.param("bt", map_all, False, False, id="together"),
+        pytest.param("bt", map_one_by_one, False, False, id="one by one"),
+        pytest.param("b", map_one, True, False, id="buffer again"),
+        pytest.param("b", map_one, True, True, id="buffer again, joined"),
+        pytest.param("bbb", map_all, True, True, id="together again"),
+        pytest.param("bb", map_one_by_one, True, False, id="one by one again"),
+    ],
 )
 def test_an_interrupt_loses_no_object(
-    driver: Any, context: GlContext, kinds: str, action: Callable[[Subjects], None]
+    driver: Any,
+    context: GlContext,
+    monkeypatch: pytest.MonkeyPatch,
+    kinds: str,
+    action: Callable[[Subjects], None],
+    again: bool,
+    loaded: bool,
 ) -> None:
-    """The driver refused every later map of the object, or gave it back no more."""
+    """The driver refused every later map of the object, or gave it back no more. Also on the way of a plan."""
+    if loaded:
+        monkeypatch.setitem(sys.modules, "torch", object())
     step = 0
     where: str | None = ""
     while where is not None:
         step += 1
         with objects(driver, kinds) as subjects:
+            if again:
+                map_before(*(subject.handle for subject in subjects))
             where = interrupted(lambda subjects=subjects: action(subjects), step, *MODULES)
             gc.collect()
             for number, subject in enumerate(subjects):
@@ -74,4 +104,4 @@ def test_an_interrupt_loses_no_object(
                     poke(m, np.full(m.size, number + 7, np.uint8))
                 assert not subject.handle.mapped, where
                 assert (subject.get() == number + 7).all(), where
-    assert step > 20
+    assert step > 10

@@ -32,7 +32,7 @@ from cuglue.formats import by_name, tight_geometry
 from cuglue.graphics.glcontext import GlContext, headless
 from cuglue.testing.view_suite import ViewSuite
 
-pytestmark = pytest.mark.gl
+pytestmark = [pytest.mark.gl, pytest.mark.usefixtures("way")]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -24,7 +24,7 @@ from cuglue.graphics.transfer import take
 from cuglue.testing import Latch, trace
 from cuglue.testing.handle_suite import new_stream, peek, poke
 
-pytestmark = pytest.mark.gl
+pytestmark = [pytest.mark.gl, pytest.mark.usefixtures("way")]
 
 WAITS = {"stream_wait_event", "context_wait"}
 BOTH = pytest.mark.parametrize("registered", [registered_buffer, registered_texture])

@@ -24,7 +24,7 @@ from cuglue.graphics.mapping import CudaMap
 from cuglue.testing import Latch, trace
 from cuglue.testing.handle_suite import new_stream, peek
 
-pytestmark = pytest.mark.gl
+pytestmark = [pytest.mark.gl, pytest.mark.usefixtures("way")]
 
 
 @pytest.fixture(autouse=True)
