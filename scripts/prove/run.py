@@ -89,7 +89,7 @@ class Judge:
         package: str = "src/cuglue",
         *,
         seconds: float = 600.0,
-        test_seconds: float = 10.0,
+        test_seconds: float = 5.0,
         jobs: int = 1,
         tests: Sequence[str] = (),
     ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import cuglue
 from cuglue import Access, testing
-from cuglue.core.block import OPEN, Block
+from cuglue.core.block import OPEN, Block, finish_all
 from cuglue.core.device import device_state
 from cuglue.driver.protocol import CaptureMode, CopyKind
 from cuglue.driver.sim import SimDriver
@@ -191,3 +191,22 @@ def test_an_event_of_a_stream_whose_owner_was_finalised_goes_when_it_is_done(
     assert len(stream._events) == 1
     stream.state.retire.drain(block=True)
     assert len(stream._events) == 0
+
+
+def test_a_use_elsewhere_is_told_to_the_stream_of_the_last_write(streams: Any) -> None:
+    """A graph that is replayed there again looks at what its blocks were used for."""
+    a, b = streams(2)
+    block = Block(512, 64, a, a.submit())
+    before = a.asked
+    block.finish(a, Access.READ)
+    assert a.asked == before
+    block.finish(b, Access.READ)
+    assert a.asked == a.seq > before
+
+
+def test_a_write_among_others_replaces_the_reads_before_it(streams: Any) -> None:
+    a, b = streams(2)
+    block = Block(512, 64, a)
+    block.finish(b, Access.READ)
+    finish_all({block: Access.WRITE}, a, seq := a.submit())
+    assert list(block.uses()) == [(a, seq)]
