@@ -97,3 +97,4 @@ def test_whatever_grows_is_named(soak: ModuleType, name: str) -> None:
     beyond = warm._replace(**{name: getattr(warm, name) + room + 1})
     assert soak.growth([cold, warm, within]) == []
     assert soak.growth([cold, warm, beyond])[0].startswith(f"{name} grew from")
+    assert len(soak.growth([cold, warm, beyond], shared=True)) == (name != "device")
