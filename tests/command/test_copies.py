@@ -20,6 +20,8 @@ from sample_kernels import INCREMENT
 
 from cuglue import Buffer, CopyDescriptor, InOut, Runtime
 from cuglue.command.hostmem import HostBuffer, capacity_of
+from cuglue.command.lane import Lane
+from cuglue.command.slab import Slab
 from cuglue.command.staging import MIB
 from cuglue.core.device import device_state
 from cuglue.core.event import Event
@@ -462,18 +464,67 @@ def test_C24_files_are_staged(rt: Runtime, tmp_path: Path) -> None:
 
 
 def test_C22_write_to_cpu(rt: Runtime) -> None:
-    x = rt.create(np.arange(16, dtype="u1"))
-    target = bytearray(16)
+    data = np.arange(100_000, dtype="u4").view("u1")
+    x = rt.create(data)
+    target = bytearray(data.nbytes)
     with rt.command() as cmd:
-        cmd.write_to_cpu(x.descriptor(16), target)
+        cmd.write_to_cpu(x.descriptor(data.nbytes), target)
         with pytest.raises(BufferError):
             target.append(1)  # exported until the device has written it
         cmd.synchronize()
-        array_ = np.zeros((4, 4), "u1")
-        cmd.write_to_cpu(x.descriptor((4, 4)), array_, stream=rt.stream(1))
+        array_ = np.zeros((1000, 100), "u4")
+        cmd.write_to_cpu(x.descriptor((1000, 100), "u4"), array_, stream=rt.stream(1))
     rt.synchronize()
-    assert target == bytes(range(16))
-    assert array_.tolist() == np.arange(16).reshape(4, 4).tolist()
+    assert target == data.tobytes()
+    assert array_.tobytes() == data.tobytes()
+
+
+@pytest.mark.parametrize("stream", [0, 1], ids=["its own stream", "another stream"])
+def test_C22_few_bytes_are_there_when_it_returns(rt: Runtime, calls: Calls, stream: int) -> None:
+    x = rt.create(np.zeros(Slab.LARGEST, "u1"), stream=rt.stream(0))
+    with rt.command(stream=rt.stream(stream)) as cmd:
+        for number, nbytes in enumerate([1, 16, 4095, Slab.LARGEST], 1):
+            rt.command(stream=rt.stream(0)).write_to_gpu(x.descriptor(nbytes), bytes([number]) * nbytes)
+            target = bytearray(nbytes)
+            cmd.write_to_cpu(x.descriptor(nbytes), target)
+            assert target == bytes([number]) * nbytes
+            target.append(1)  # nobody holds it
+    assert rt._lanes.lane(rt.stream(stream)).drops.staged == ()
+
+
+def test_C22_few_bytes_that_are_taken_too_early_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of this library, planted: it does not wait for them."""
+    with Runtime(driver=SimDriver()) as rt, rt.command() as cmd:
+        x = rt.create(b"abcd")
+        rt.synchronize()
+        with monkeypatch.context() as patch:
+            patch.setattr(Lane, "wait", lambda lane: None)
+            cmd.write_to_cpu(x.descriptor(4), bytearray(4))
+        with pytest.raises(HazardError, match="host_view"):
+            cmd.synchronize()
+
+
+def test_C28_a_stream_of_a_bare_number_is_waited_for_alone(sim: SimDriver) -> None:
+    with Runtime(driver=sim) as rt:
+        owner = sim.Stream()
+        with rt.command(stream=owner.ptr) as cmd, recorded(sim) as calls:
+            cmd.synchronize()
+        assert (calls.count("event_synchronize"), calls.count("device_synchronize")) == (1, 0)
+        with rt.command(stream=rt.stream(0)) as cmd, recorded(sim) as calls:
+            cmd.synchronize()
+        assert (calls.count("stream_synchronize"), calls.count("event_record")) == (1, 0)
+
+
+def test_C22_few_bytes_that_do_not_come_change_nothing(sim: SimDriver) -> None:
+    with Runtime(driver=sim) as rt, rt.command() as cmd:
+        x = rt.create(b"abcd")
+        target = bytearray(4)
+        for call in ("copy_async", "stream_synchronize"):
+            with fail(call, driver=sim), pytest.raises(DriverError):
+                cmd.write_to_cpu(x.descriptor(4), target)
+            assert target == bytes(4)
+        cmd.write_to_cpu(x.descriptor(4), target)
+        assert target == b"abcd"
 
 
 @pytest.mark.parametrize(

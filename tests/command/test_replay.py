@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from driver_calls import Calls
+from interrupts import interrupted
 from sample_kernels import INCREMENT, SAXPY
 
 import cuglue
@@ -338,6 +339,41 @@ def test_replays_among_other_work_on_three_streams(rt: Runtime, seed: int) -> No
         assert set(future.result().tolist()) == {wanted}
     graph.close()
     assert set(rt.read(x, dtype="i4").result().tolist()) == {done}
+
+
+def test_C33_a_read_at_home_leaves_a_repeat_one_driver_call(doubling: Doubling, calls: Calls) -> None:
+    for number in (3.0, 4.0):
+        doubling.write(number, doubling.home)
+        doubling.graph.replay()
+        assert doubling.result(doubling.home) == 2 * number
+        calls.clear()
+        doubling.graph.replay()
+        assert [call.method for call in calls.made] == ["graph_launch"]
+    calls.clear()
+    doubling.write(100, doubling.other)  # the reads before the repeat are no use any more; it is
+    assert calls.count("stream_wait_event") == 1
+
+
+def test_an_interrupted_repeat_lets_others_go_on(sim: SimDriver) -> None:
+    """CPython looks at signals when a function written in C has returned, so also when a lock has been taken."""
+    with Runtime(driver=sim) as rt:
+        graph, free = Doubling(rt).graph, rt.stream(0).state.ordering
+        for step in range(1, 100):
+            graph.replay()
+            if interrupted(graph.replay, step, "command/graph.py") is None:
+                break
+            found: list[bool] = []
+
+            def take(found: list[bool] = found) -> None:
+                found.append(free.acquire(timeout=5))
+                free.release()
+
+            other = threading.Thread(target=take)
+            other.start()
+            other.join()
+            assert found == [True]
+        assert step > 2
+        graph.close()
 
 
 def test_a_close_that_is_interrupted_can_be_repeated_and_destroys_once(

@@ -6,8 +6,8 @@ found: :mod:`launch`, :mod:`copies` and :mod:`lanes` do that.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Self
 
@@ -53,7 +53,7 @@ class Command(MemoryCalls):
         self._context = ctx
         self._streams = streams
         self._strict = strict
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         self._entered = False
         self._closed = False
         self._declared = {id(d.array): d for d in streams.declared}
@@ -68,14 +68,14 @@ class Command(MemoryCalls):
         """The current lane, if this command may still be used, and here."""
         if self._closed:
             raise ClosedError(repr(self), got="a use", expected="a command inside its with statement")
-        if self._thread != threading.get_ident():
+        if self._thread != get_ident():
             raise WrongThreadError(
                 repr(self),
-                got=f"thread {threading.get_ident()}",
+                got=f"thread {get_ident()}",
                 expected=f"thread {self._thread}, which made it",
                 hint="Make one command per thread",
                 owner=self._thread,
-                caller=threading.get_ident(),
+                caller=get_ident(),
             )
         return self._streams.current
 
@@ -193,7 +193,7 @@ class Command(MemoryCalls):
 
     def synchronize(self) -> None:
         """Block the host until everything enqueued on this stream so far is done; raises the fault this reveals."""
-        self._lane().stream.record().synchronize()
+        self._lane().wait()
 
 
 def _nothing() -> None:

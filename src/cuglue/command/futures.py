@@ -148,7 +148,8 @@ class Future(Generic[T]):
                     self._result = value()
                 except Exception as failed:  # noqa: BLE001 - it is the result
                     error = failed
-            forget_frames(error)
+            if error is not None:
+                forget_frames(error)
             self._error = error
             self._event = self._value = None
             callbacks, self._callbacks = self._callbacks, []

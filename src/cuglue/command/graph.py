@@ -40,8 +40,12 @@ class Graph(Owned):
         self._written = tuple(block for block, access in used if access != _READ)
         self._inputs = tuple(window.reads.values())
         self.operations = window.operations
-        self._lock = self._home.state.ordering.acquire  # a with statement costs twice as much
-        self._unlock = self._home.state.ordering.release
+        ordering: Any = self._home.state.ordering
+        self._lock, self._unlock = (
+            ordering.acquire,
+            ordering.release,
+        )  # a with statement costs half of a replay
+        self._locked = ordering._is_owned  # as threading.Condition asks
         self._last = 0  # newest replay on its own stream
         self._runs: dict[Stream, int] = {}  # and on others
         self._destroy = _Destroy(lane.stream.driver, executable, window)
@@ -66,22 +70,29 @@ class Graph(Owned):
         home = self._home
         if stream is not None or self._lane.window is not None:
             return self._replay(stream)
-        self._lock()
+        skipped = None
         try:
+            self._lock()
             # While the newest thing here is this graph and nobody was told of it, there is nothing to wait for, and one
             # more replay goes under the same number: whoever asks from now on learns of both.
-            if not home.asked < self._last == home.seq and not self._unhindered():
-                return self._replay(stream)
-            try:
-                home.driver.graph_launch(self._direct, home.handle)
-            except BaseException as error:
-                refused(self._lane, self._uses, error, "graph")
-                raise
-            if not home.asked < self._last == home.seq:  # or somebody asked just now: then it is a new thing
-                self._stamp()
-        finally:
-            self._unlock()
-        return None
+            if home.asked < self._last == home.seq or self._unhindered():
+                try:
+                    home.driver.graph_launch(self._direct, home.handle)
+                except BaseException as error:
+                    refused(self._lane, self._uses, error, "graph")
+                    raise
+                if (
+                    not home.asked < self._last == home.seq
+                ):  # or somebody asked just now: then it is a new thing
+                    self._stamp()
+            else:
+                skipped = self._replay(stream)
+        except BaseException:
+            if self._locked():  # else an interrupt ended the wait for the lock
+                self._unlock()
+            raise
+        self._unlock()
+        return skipped
 
     def _unhindered(self) -> bool:
         """Whether all memory was used here last and is as it should be, so that there is nothing to wait for."""
@@ -90,7 +101,9 @@ class Graph(Owned):
             if block.write_stream is not home or block.taint is not None:
                 return False
         for block in self._written:
-            if block.write_stream is not home or block.reads or block.taint is not None:
+            if block.write_stream is not home or block.taint is not None:
+                return False
+            if block.reads and [*block.reads] != [home]:
                 return False
         return bool(self._direct)
 
@@ -98,7 +111,7 @@ class Graph(Owned):
         """Note a replay as the newest use of all its memory."""
         self._last = seq = self._home.submit()
         for block in self._written:
-            block.write_seq = seq
+            block.reads, block.write_seq = None, seq
         for block in self._read:
             block.finish(self._home, _READ, seq)
 

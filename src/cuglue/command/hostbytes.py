@@ -6,7 +6,7 @@ Owns what counts as data and as a destination, and where their bytes lie. Must n
 from __future__ import annotations
 
 import mmap
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,8 @@ def readable_bytes(data: Any) -> npt.NDArray[np.uint8]:
     Raises:
         UsageError: device memory, or nothing that has bytes.
     """
-    if _is_bytes(data):
-        return cast("npt.NDArray[np.uint8]", data)
+    if type(data) is np.ndarray and data.ndim == 1 and data.dtype is _BYTES and data.flags.c_contiguous:
+        return data
     if isinstance(data, np.ndarray):
         array = data
     elif isinstance(data, str):
@@ -41,11 +41,6 @@ def readable_bytes(data: Any) -> npt.NDArray[np.uint8]:
     if array.dtype.hasobject:
         raise UsageError("data", got="Python objects", expected="numbers")
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def _is_bytes(data: Any) -> bool:
-    """Whether it is a flat array of bytes already: the quick question."""
-    return type(data) is np.ndarray and data.ndim == 1 and data.dtype is _BYTES and data.flags.c_contiguous
 
 
 def _as_array(data: Any) -> npt.NDArray[Any]:
@@ -64,7 +59,7 @@ def writable_bytes(data: Any) -> tuple[object, npt.NDArray[np.uint8]]:
     Raises:
         LayoutError: read-only, or not C-contiguous.
     """
-    if _is_bytes(data) and data.flags.writeable:
+    if type(data) is np.ndarray and data.ndim == 1 and data.dtype is _BYTES and data.flags.carray:
         return data, data
     try:
         view = memoryview(data)

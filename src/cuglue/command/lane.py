@@ -213,7 +213,9 @@ class Lane:
     def refuse_other_capture(self, what: str) -> None:
         """Raise CaptureError if the stream captures a graph that is not ours: nothing could be kept for its replays."""
         if self.window is None:
-            self.stream.state.retire.run_forgotten()  # a capture of ours whose end was refused is among it
+            retire = self.stream.state.retire
+            if retire.forgotten or retire.deferred:
+                retire.run_forgotten()  # a capture of ours whose end was refused is among it
             self.stream.refuse_capture(what)
 
     def hold(self, thing: object, nbytes: int) -> None:
@@ -227,6 +229,13 @@ class Lane:
         """Block the host until all work queued here is done; not for a capture, whose work does not run."""
         if not self.stream.state.capturing:
             self.stream.synchronize()
+
+    def wait(self) -> None:
+        """Block the host until all that was queued here so far is done; raises the fault that this reveals."""
+        if self.stream.nameable():
+            self.stream.synchronize()
+        else:
+            self.stream.record().synchronize()  # not for the whole device, which stands for a stream of a bare number
 
     def settle(self) -> None:
         """After an operation: let go what is due. Blocks only for work of two flushes ago."""

@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from ..core.event import Event
 from ..errors import CuglueError, DevicePoisoned, LayoutError
 from ..layout import CopyShape
-from .copies import checked_operand, to_host
+from .copies import DOWN, checked_operand, transfer
 from .descriptors import CopyDescriptor, descriptor_of
 from .futures import Future
 from .hostbytes import kind_of, writable_bytes
@@ -20,7 +24,10 @@ from .lane import Lane
 from .operands import Operand
 from .pipeline import DOWNLOAD_FROM, Chunk, chunks, download
 from .progress import STRIDE, Progress, Report
+from .slab import Slab
 from .staging import Source
+
+_BYTES = np.dtype(np.uint8)
 
 
 def write_to_cpu(lane: Lane, descriptor: CopyDescriptor, data: Any, progress: Report | None = None) -> None:
@@ -34,13 +41,14 @@ def write_to_cpu(lane: Lane, descriptor: CopyDescriptor, data: Any, progress: Re
             while it blocks, else on a thread of the library. What it raises is counted and logged.
 
     Ordering: only enqueues into pinned memory; the bytes are there after a sync. Into ordinary memory the driver may
-        block, and a large copy does: it is there when this returns.
+        block, and a small or large copy does: it is there when this returns.
     Ownership: the buffer is kept, and cannot be resized, until the device has written it.
 
     Raises:
         LayoutError: as :func:`write_to_gpu`, or a buffer that cannot be written.
     """
-    descriptor = descriptor_of("read", descriptor)
+    if type(descriptor) is not CopyDescriptor:
+        descriptor = descriptor_of("read", descriptor)
     view, target = writable_bytes(data)
     if target.nbytes != descriptor.nbytes:
         raise LayoutError(
@@ -54,16 +62,23 @@ def write_to_cpu(lane: Lane, descriptor: CopyDescriptor, data: Any, progress: Re
     lane.refuse_other_capture("copy host bytes")
     shape, operand = descriptor.copy_shape, checked_operand(lane, descriptor)
     array = descriptor.buffer
-    if lane.window is None and target.nbytes >= DOWNLOAD_FROM and kind_of(target) is Source.OTHER:
+    nbytes = target.nbytes
+    ordinary = target.base is None or kind_of(target) is Source.OTHER
+    if ordinary and nbytes <= Slab.LARGEST and lane.window is None:
+        _receive_aside(lane, array, operand, shape, target)
+        if told is not None:
+            told.reach(nbytes)
+    elif ordinary and nbytes >= DOWNLOAD_FROM and lane.window is None:
 
         def fetch(host: int, chunk: Chunk) -> None:
-            to_host(lane, array, operand.at(chunk.target), chunk.shape, host)
+            transfer(lane, array, operand.at(chunk.target), chunk.shape, host, DOWN)
 
         download(lane, target, shape, fetch, told.reach if told is not None else None)
     else:
         _receive(lane, array, operand, shape, address_of(target), told, 0)
-        lane.hold((target, view), target.nbytes)
-    lane.settle()
+        lane.hold((target, view), nbytes)
+    if lane.drops.due:
+        lane.settle()
 
 
 def read_async(
@@ -88,7 +103,7 @@ def read_async(
     lane.stream.refuse_capture("read")
     single = not isinstance(descriptors, (list, tuple))
     asked: Sequence[Any] = [descriptors] if single else descriptors  # type: ignore[assignment] # just asked
-    listed = [descriptor_of("read", descriptor) for descriptor in asked]
+    listed = [d if type(d) is CopyDescriptor else descriptor_of("read", d) for d in asked]
     told: Progress | None = None
     if progress is not None:
         told = Progress(progress, sum(descriptor.nbytes for descriptor in listed), lane.failures)
@@ -103,12 +118,26 @@ def read_async(
                 host = address_of(buffer)
                 _receive(lane, descriptor.buffer, operand, descriptor.copy_shape, host, told, done)
                 done += descriptor.nbytes
-        event = lane.stream.record()
+        event = Event(lane.stream)  # that the stream captures nothing was asked above
     except BaseException:
         _wait_for_copies(lane, results)
         raise
-    lane.settle()
+    if lane.drops.due:
+        lane.settle()
     return Future(event, _Landing(lane, results, single))
+
+
+def _receive_aside(
+    lane: Lane, array: Any, operand: Operand, shape: CopyShape, target: npt.NDArray[np.uint8]
+) -> None:
+    """Copy few bytes by way of pinned memory, and wait for them: the driver waits too, and takes twice as long."""
+    slab, nbytes = lane.slab, target.nbytes
+    start = slab.place(nbytes)
+    transfer(lane, array, operand, shape, slab.address + start, DOWN)
+    lane.wait()
+    arrived = slab.bytes[start : start + nbytes]
+    lane.host.note_use(arrived)
+    target[...] = arrived
 
 
 def _receive(
@@ -116,10 +145,10 @@ def _receive(
 ) -> None:
     """Enqueue the copy to host memory that stays where it is; ``before`` bytes of the transfer come before it."""
     if told is None:
-        to_host(lane, array, operand, shape, host)
+        transfer(lane, array, operand, shape, host, DOWN)
         return
     for chunk in chunks(shape, STRIDE):
-        to_host(lane, array, operand.at(chunk.target), chunk.shape, host + chunk.source)
+        transfer(lane, array, operand.at(chunk.target), chunk.shape, host + chunk.source, DOWN)
         told.reach_after(lane.stream.record(), before + chunk.source + chunk.shape.nbytes)
 
 
@@ -162,7 +191,6 @@ def _wait_for_copies(lane: Lane, buffers: list[HostBuffer]) -> None:
 
 def _shaped(buffer: HostBuffer, descriptor: CopyDescriptor) -> HostBuffer:
     """The bytes as the descriptor's array, if it names a dtype."""
-    if descriptor.dtype is None:
+    if descriptor.dtype is None or (descriptor.dtype is _BYTES and len(descriptor.shape) == 1):
         return buffer
-    shaped: HostBuffer = buffer.view(descriptor.dtype).reshape(descriptor.shape)  # type: ignore[assignment]
-    return shaped
+    return HostBuffer(descriptor.shape, descriptor.dtype, buffer)

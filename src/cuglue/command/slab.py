@@ -5,10 +5,13 @@ Owns one piece of host memory a stream and how much of it is used up. Must not k
 
 from __future__ import annotations
 
-from typing import cast
+import numpy as np
+import numpy.typing as npt
 
-from .hostmem import HostBuffer, HostPool, address_of
+from .hostmem import HostPool, address_of
 from .staging import DropQueue
+
+_NONE = np.empty(0, np.uint8)
 
 
 class Slab:
@@ -16,10 +19,14 @@ class Slab:
 
     Args:
         host: gives the memory.
-        drops: keeps it, once it is used up, until the device has read it.
+        drops: keeps it, once it is used up, until the device is done with it.
+
+    Attributes:
+        bytes: the memory; none before the first :meth:`place`.
+        address: of its first byte.
     """
 
-    __slots__ = ("_address", "_at", "_buffer", "_drops", "_host")
+    __slots__ = ("_at", "_drops", "_host", "address", "bytes")
 
     SIZE = 1 << 20
     LARGEST = 64 << 10  # bytes of a write that goes through it
@@ -27,29 +34,28 @@ class Slab:
     def __init__(self, host: HostPool, drops: DropQueue) -> None:
         self._host = host
         self._drops = drops
-        self._buffer: HostBuffer | None = None
-        self._address = 0
-        self._at = 0
+        self.bytes: npt.NDArray[np.uint8] = _NONE
+        self.address = 0
+        self._at = self.SIZE
 
-    def place(self, nbytes: int) -> tuple[HostBuffer, int]:
-        """``(bytes to be written, their address)``, for nobody else until the device has read them.
+    def place(self, nbytes: int) -> int:
+        """Where in :attr:`bytes` there are ``nbytes`` for nobody else, until the device has read or written them.
 
-        Not while the stream captures: a replay would read them again.
+        Not while the stream captures: a replay would use them again.
         """
         start = self._at
-        buffer = self._buffer
-        if buffer is None or start + nbytes > self.SIZE:
+        if start + nbytes > self.SIZE:
             self.close()
-            buffer = self._buffer = self._host.take(self.SIZE, reclaim=self._drops.collect)
-            self._address = address_of(buffer)
+            taken = self._host.take(self.SIZE, reclaim=self._drops.collect)
+            self.address, self.bytes = address_of(taken), np.asarray(taken)
             start = 0
         self._at = start + nbytes + -nbytes % 64  # the next one begins a cache line
-        piece = cast(HostBuffer, buffer[start : start + nbytes])
-        self._host.note_use(piece)
-        return piece, self._address + start
+        if self._host.simulated:
+            self._host.note_use(self.bytes[start : start + nbytes])
+        return start
 
     def close(self) -> None:
         """Let the memory go once the device has read it; the next write takes some again."""
-        buffer, self._buffer = self._buffer, None
-        if buffer is not None:
+        buffer, self.bytes, self._at = self.bytes, _NONE, self.SIZE
+        if buffer is not _NONE:
             self._drops.push(buffer, self.SIZE)

@@ -6,7 +6,7 @@ arguments, kernels, copies or taint.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from ..core.block import BlockLife, finish_all, prepare_all
 from ..core.stream import Stream
@@ -29,6 +29,13 @@ class Uses:
         self.entries: list[Use] = []
         self.blocks: dict[BlockLife, Access] = {}  # blocks compare by identity
         self.partners: tuple[Stream, ...] = ()
+
+    @classmethod
+    def of(cls, array: Any, operand: Operand, access: Access, shape: CopyShape | None) -> Self:
+        """One use alone."""
+        uses = cls()
+        uses.add(array, operand, access, shape)
+        return uses
 
     def add(self, array: Any, operand: Operand, access: Access, shape: CopyShape | None = None) -> None:
         """Add a use."""

@@ -14,7 +14,7 @@ from ..driver.protocol import Access
 from ..errors import LayoutError
 from ..layout import CopyShape
 from .buffers import Buffer
-from .copies import checked_operand, to_device
+from .copies import UP, checked_operand, transfer
 from .descriptors import CopyDescriptor, descriptor_of
 from .hostbytes import kind_of, readable_bytes
 from .hostmem import HostBuffer, address_of
@@ -29,6 +29,8 @@ from .taint import Failure, Journal, claim, ranges
 
 #: Ordinary memory below this size may go to the driver as it is: several threads are quicker only above.
 DIRECT_BELOW = 16 << 20
+_SMALL = Slab.LARGEST
+_FILE, _PINNED, _OTHER = Source
 
 
 def write_to_gpu(
@@ -59,7 +61,8 @@ def write_to_gpu(
         StorageHandleNotFound: the buffer has no memory.
         DriverError: the copy was refused. Nothing is retained in any of these cases.
     """
-    descriptor = descriptor_of("write", descriptor)
+    if type(descriptor) is not CopyDescriptor:
+        descriptor = descriptor_of("write", descriptor)
     source = readable_bytes(data)
     if source.nbytes != descriptor.nbytes:
         raise LayoutError(
@@ -94,30 +97,29 @@ def _send(
     """Enqueue what is known to fit: through memory of ours, unless the source is pinned."""
     nbytes = source.nbytes
     lane.refuse_other_capture("copy host bytes")
-    kind = kind_of(source)
-    if lane.window is not None:  # a graph reads the bytes at every replay: they must be its own
+    kind = kind_of(source) if source.base is not None else _OTHER
+    if kind is _OTHER and nbytes <= _SMALL and lane.window is None:
+        slab = lane.slab
+        start = slab.place(nbytes)
+        slab.bytes[start : start + nbytes] = source
+        transfer(lane, array, operand, shape, slab.address + start, UP, journal)
+    elif lane.window is not None:  # a graph reads the bytes at every replay: they must be its own
         _send_whole(lane, array, operand, shape, _aside(lane, source), journal)
-    elif kind is Source.PINNED:
+    elif kind is _PINNED:
         _send_whole(lane, array, operand, shape, source, journal, told)
         told = None  # it tells itself, when the bytes arrive
-    elif kind is Source.OTHER and nbytes <= Slab.LARGEST:
-        staged, address = lane.slab.place(nbytes)
-        staged[...] = source
-        to_device(lane, array, operand, shape, address, journal)
-    elif kind is Source.OTHER and nbytes < DIRECT_BELOW and _direct(lane):
-        to_device(lane, array, operand, shape, address_of(source), journal)
+    elif kind is _OTHER and nbytes < DIRECT_BELOW and _direct(lane):
+        transfer(lane, array, operand, shape, address_of(source), UP, journal)
     elif nbytes >= UPLOAD_FROM:
         _send_in_chunks(lane, array, operand, shape, source, journal, told)
     else:
         _send_whole(lane, array, operand, shape, _aside(lane, source), journal)
     if told is not None:
         told.reach(nbytes)
-    small = (
-        kind is Source.OTHER and nbytes <= Slab.LARGEST
-    )  # by far the most: nothing of them is to be let go
-    if not small and lane.window is None and staging(nbytes, kind).flush:
+    if (nbytes > _SMALL or kind is _FILE) and lane.window is None and staging(nbytes, kind).flush:
         lane.drops.flush()
-    lane.settle()
+    if lane.drops.due:
+        lane.settle()
 
 
 def _direct(lane: Lane) -> bool:
@@ -148,10 +150,11 @@ def _send_whole(
     """Enqueue the copy of bytes that stay as they are until the device has read them."""
     host = address_of(source)
     if told is None:
-        to_device(lane, array, operand, shape, host, journal)
+        transfer(lane, array, operand, shape, host, UP, journal)
     else:
         for chunk in chunks(shape, STRIDE):
-            to_device(lane, array, operand.at(chunk.target), chunk.shape, host + chunk.source, journal)
+            at = host + chunk.source
+            transfer(lane, array, operand.at(chunk.target), chunk.shape, at, UP, journal)
             told.reach_after(lane.stream.record(), chunk.source + chunk.shape.nbytes)
     lane.hold(source, source.nbytes)
 
@@ -168,7 +171,7 @@ def _send_in_chunks(
     """Enqueue a large copy piece by piece. If one fails, all of it counts as unwritten."""
 
     def send(host: int, chunk: Chunk) -> None:
-        to_device(lane, array, operand.at(chunk.target), chunk.shape, host, journal)
+        transfer(lane, array, operand.at(chunk.target), chunk.shape, host, UP, journal)
 
     try:
         upload(lane, source, shape, send, told.reach if told is not None else None)

@@ -228,10 +228,12 @@ class Stream:
         else:
             self.state.refuse_captures("wait for the device")
             self.driver.device_synchronize(self.device)
-        with self._lock:
-            self.completed = max(self.completed, seq)
-            while self._events and self._events[0][0] <= self.completed:
-                self.state.give_event(self._events.popleft()[1])
+        if seq > self.completed:
+            self.completed = seq
+        if self._events:
+            with self._lock:
+                while self._events and self._events[0][0] <= self.completed:
+                    self.state.give_event(self._events.popleft()[1])
 
     def record(self) -> Event:
         """An event of everything queued here so far. Only enqueues."""
@@ -259,9 +261,7 @@ class Stream:
     def refuse_capture(self, what: str, hint: str = "End the capture first") -> None:
         """Raise CaptureError if this stream captures: what reaches it from outside would break the capture."""
         if self.nameable() and self.driver.capture_status(self.handle) is not _NO_CAPTURE:
-            raise CaptureError(
-                f"{self!r} captures a graph", got=what, expected="only recorded work", hint=hint
-            )
+            raise CaptureError(f"{self!r} captures a graph", got=what, expected="recorded work", hint=hint)
 
     def unknown(self) -> StreamMisuse:
         """The error for a number that the driver has no stream for."""
