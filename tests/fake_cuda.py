@@ -89,6 +89,9 @@ class FakeCupyDriver:
     def __init__(self, script: Script, runtime: FakeRuntime) -> None:
         self._script, self._runtime = script, runtime
 
+    def ctxGetCurrent(self) -> int:
+        return self._runtime.stack[-1] if self._runtime.stack else 0
+
     def launchKernel(self, *args: Any) -> Any:
         self._script.calls.append(("launchKernel", *args, f"on {self._runtime.getDevice()}"))
         return self._script.of("launchKernel", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from array import array
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ pytest.importorskip("cupy", reason="the CUDA driver is made of CuPy")
 
 import fake_cuda
 
-from cuglue.driver.cuda import calls, kernels
+from cuglue.driver.cuda import calls, contexts, kernels
 from cuglue.driver.protocol import (
     ArrayInfo,
     CaptureMode,
@@ -712,6 +713,46 @@ def test_map_hands_over_the_handles_in_one_call(fake: Fake) -> None:
     driver.graphics_unmap([33], 9)
     driver.graphics_map([], 9)
     assert seen == [[11, 22, 33], [33]]
+
+
+def test_handles_that_are_packed_are_handed_over_as_they_are(fake: Fake) -> None:
+    driver, script, _ = fake
+    packed = array("Q", [11, 22])
+    driver.graphics_map(packed, 9)
+    driver.graphics_map(array("L", [11]), 9)
+    (_, count, address, _, _), other = script.calls
+    assert (count, address) == (2, packed.buffer_info()[0])
+    assert other[1:] != (1, array("L", [11]).buffer_info()[0])
+
+
+@pytest.mark.parametrize("current", [None, 0, 50])
+def test_maps_run_in_the_context_of_their_device(fake: Fake, current: int | None) -> None:
+    """None is current, the right one, or somebody else's; with the right one nothing else is asked."""
+    driver, script, runtime = fake
+    resource = driver.gl_register_buffer(4, RegisterFlags.NONE, 0)
+    runtime.stack += [] if current is None else [fake_cuda.CONTEXT + current]
+    before = list(runtime.stack)
+    if current == 0:
+        driver._owner = lambda *_: pytest.fail("needless question")
+    driver.graphics_map([resource], 0)
+    driver.graphics_unmap([resource], 0)
+    assert [call[-1] for call in script.calls[1:]] == ["on 0"] * 2
+    assert runtime.stack == before
+
+
+def test_a_forked_child_is_told_by_the_call_itself(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy's question for the context fails there."""
+    driver, script, runtime = fake
+
+    def refuse() -> int:
+        raise fake_cuda.Refusal(3)
+
+    monkeypatch.setattr(contexts.cupy_driver, "ctxGetCurrent", refuse)
+    script.answers["cuGraphicsMapResources"] = calls.cu.CUresult.CUDA_ERROR_NOT_INITIALIZED
+    monkeypatch.setattr(calls.os, "getpid", lambda: 1)
+    with pytest.raises(DriverError, match="forked child"):
+        driver.graphics_map([5], 0)
+    assert runtime.stack == []
 
 
 def test_mapped_pointer_and_array(fake: Fake) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import shown
-from ..driver.protocol import Driver
+from ..driver.protocol import LEGACY_STREAM, Driver
 from ..errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,8 +59,10 @@ class DeviceState:
 
     def refuse_captures(self, what: str) -> None:
         """Raise CaptureError if any stream that we know captures: what concerns the whole device would break that."""
-        for stream in self._known():
-            stream.refuse_capture(what)
+        for found in list(self.streams.values()):
+            stream = found()
+            if stream is not None and stream.handle > LEGACY_STREAM:  # a default stream cannot capture
+                stream.refuse_capture(what)
 
     def _known(self) -> list[Stream]:
         return [stream for found in list(self.streams.values()) if (stream := found()) is not None]

@@ -93,10 +93,15 @@ class Plan:
         known = 0 if where.owner is None else where.owner  # the simulated default stream has no object
         if (stream is not known and stream is not where) or len(handles) != len(shares):
             return None
+        if not self._ops.here() or (
+            self._asks and driver.capture_status(handle_of_stream) is not _NO_CAPTURE
+        ):
+            return None
+        where.state.retire.drain()
         chosen = list(zip(handles, shares))  # noqa: B905 - as many; to say strict costs as much as the rest
         for handle, share in chosen:
             life, backing = handle._life, share.backing
-            registration = backing.registration
+            registration, question = backing.registration, backing.current_size
             if (
                 life._state is not _REGISTERED
                 or life.backing is not backing
@@ -106,14 +111,6 @@ class Plan:
                 or (writable and backing.readonly)
             ):
                 return None
-        if not self._ops.here() or (
-            self._asks and driver.capture_status(handle_of_stream) is not _NO_CAPTURE
-        ):
-            return None
-        where.state.retire.drain()
-        for share in shares:
-            backing = share.backing
-            question = backing.current_size
             answer = question.answer
             answer.value = 0  # what a question leaves that OpenGL refuses
             question.ask()

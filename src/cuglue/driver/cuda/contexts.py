@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from ...errors import UsageError
-from .calls import call, call_runtime, cu, runtime, unknown_handle
+from .calls import CUDADriverError, call, call_runtime, cu, cupy_driver, runtime, unknown_handle
 
 
 class Primary:
@@ -80,6 +80,7 @@ class Contexts:
         # With one device no call needs to ask which one is current.
         self._only = 0 if self._count == 1 else -1
         self._primaries: dict[int, Primary] = {}
+        self._sole = -1  # number of the only context, once it is there
         self._owners: dict[tuple[str, int], int] = {}
         self._lock = threading.RLock()
 
@@ -91,6 +92,8 @@ class Contexts:
                     raise UsageError("device", got=device, expected=f"an ordinal below {self._count}")
                 if device not in self._primaries:
                     self._primaries[device] = Primary(device)
+                    if self._only == device:
+                        self._sole = self._primaries[device].number
                 primary = self._primaries[device]
         return primary
 
@@ -104,6 +107,13 @@ class Contexts:
         """True if a call for ``device`` needs no :meth:`_on`: for calls that every frame makes."""
         primary = self._primaries.get(device)
         return primary is not None and int(cu.cuCtxGetCurrent()[1]) == primary.number
+
+    def _here_alone(self) -> bool:
+        """True if the only device there is needs no :meth:`_on`: the cheapest question, for what every frame does."""
+        try:  # CuPy gives a number, the bindings an object
+            return bool(cupy_driver.ctxGetCurrent() == self._sole)
+        except CUDADriverError:
+            return False  # a forked child, as the call itself will say
 
     def _elsewhere(self, device: int) -> bool:
         """True if a runtime call for ``device`` needs :meth:`_on` first."""

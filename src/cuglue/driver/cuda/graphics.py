@@ -60,36 +60,40 @@ class Graphics(Contexts):
             call(cu.cuGraphicsUnregisterResource, resource)
 
     def graphics_map(self, resources: Sequence[int], stream: int) -> None:
-        """Inherited."""
+        """Inherited. An ``array("Q")``, which some keep of theirs, is handed on as it is."""
         self._map(cu.cuGraphicsMapResources, resources, stream)
 
     def graphics_unmap(self, resources: Sequence[int], stream: int) -> None:
-        """Inherited."""
+        """Inherited. As :meth:`graphics_map`."""
         self._map(cu.cuGraphicsUnmapResources, resources, stream)
 
     def _map(self, function: Any, resources: Sequence[int], stream: int) -> None:
         if not resources:
             return
-        device = self._owner("graphics resource", resources[0])
-        if not self._here(device):
-            with self._on(device):
-                self._map(function, resources, stream)
-                return
-        handles = array("Q", resources)
-        status = function(len(handles), handles.buffer_info()[0], stream)[0]
+        if not self._here_alone():
+            device = self._owner("graphics resource", resources[0])
+            if not self._here(device):
+                with self._on(device):
+                    self._map(function, resources, stream)
+                    return
+        packed = (
+            resources if type(resources) is array and resources.typecode == "Q" else array("Q", resources)
+        )
+        address, count = packed.buffer_info()
+        status = function(count, address, stream)[0]
         if status:
             raise failure(int(status), status.name, function.__name__)
 
     def graphics_pointer(self, resource: int) -> tuple[int, int]:
         """Inherited. The answer is the same in any context that gives one, so none is looked for before."""
         status, pointer, size = cu.cuGraphicsResourceGetMappedPointer(resource)
-        if status:
-            device = self._owner("graphics resource", resource)
-            if not self._here(device):
-                with self._on(device):
-                    return self.graphics_pointer(resource)
-            raise failure(int(status), status.name, "cuGraphicsResourceGetMappedPointer")
-        return nonzero(pointer, "cuGraphicsResourceGetMappedPointer"), size
+        if not status:
+            return int(pointer) or nonzero(0, "cuGraphicsResourceGetMappedPointer"), size
+        device = self._owner("graphics resource", resource)
+        if not self._here(device):
+            with self._on(device):
+                return self.graphics_pointer(resource)
+        raise failure(int(status), status.name, "cuGraphicsResourceGetMappedPointer")
 
     def graphics_array(self, resource: int, layer: int, level: int) -> int:
         """Inherited."""

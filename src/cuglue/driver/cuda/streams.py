@@ -11,7 +11,7 @@ from cupy.cuda import get_current_stream
 
 from ...errors import CaptureError
 from ..protocol import LEGACY_STREAM, CaptureStatus
-from .calls import NOT_READY, CUDARuntimeError, call, call_runtime, cu, failure_of, nonzero, runtime
+from .calls import NOT_READY, CUDARuntimeError, call, call_runtime, cu, failure, failure_of, nonzero, runtime
 from .contexts import Contexts, Relaxed
 
 _NO_CAPTURE, _ACTIVE = CaptureStatus.NONE, CaptureStatus.ACTIVE
@@ -113,7 +113,9 @@ class Streams(Contexts):
 
     def context_wait(self, event: int, device: int) -> None:
         """Inherited."""
-        call(cu.cuCtxWaitEvent, self._primary(device).context, event)
+        status = cu.cuCtxWaitEvent(self._primary(device).context, event)[0]  # by most maps: nothing around it
+        if status:
+            raise failure(int(status), status.name, "cuCtxWaitEvent")
 
 
 def _pending(status: int, call_name: str) -> bool:
