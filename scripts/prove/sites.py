@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 #: Calls by what they do. A leading underscore of the called name does not matter.
 CALLS: dict[str, tuple[str, ...]] = {
     "wait": (
-        "wait_for", "join", "join_uses", "join_context", "hold_context", "stream_wait_event", "context_wait",
+        "wait_for", "join", "join_uses", "join_context", "hold_context", "join_all", "hold_all",
+        "stream_wait_event", "context_wait",
         "wait", "semaphore_wait", "order_consumer", "order_host", "order_everybody", "synchronize",
         "stream_synchronize", "device_synchronize", "event_synchronize", "hold_partners", "await_turn",
         "wait_for_copies",

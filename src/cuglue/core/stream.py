@@ -21,6 +21,7 @@ from ..arguments import shown
 from ..driver.protocol import LEGACY_STREAM, PER_THREAD_STREAM, CaptureStatus, Driver
 from ..driver.registry import current_driver
 from ..errors import CaptureError, DriverError, StreamMisuse
+from .context import hold_all, join_all
 from .device import DeviceState, device_state
 from .event import Event
 from .foreign import handle_of
@@ -134,28 +135,14 @@ class Stream:
 
         Ordering: only enqueues where the driver has context events, else blocks the host for the device.
         """
-        self.state.refuse_captures("wait for the whole device")
-        if not self.state.capabilities.context_events:
-            self.driver.device_synchronize(self.device)
-            return
-        event = self.state.take_event()
-        try:
-            self.driver.context_record(event, self.device)
-            self.driver.stream_wait_event(self.handle, event)
-        finally:
-            self.state.give_event(event)
+        join_all(self)
 
     def hold_context(self) -> None:
         """Order later work of every stream of the device, unknown ones too, after all queued here.
 
         Ordering: only enqueues where the driver has context events, else blocks the host for this stream.
         """
-        self.state.refuse_captures("let the whole device wait")
-        if not self.state.capabilities.context_events:
-            self.synchronize()
-            return
-        _, event = self._cover(self.submit())
-        self.driver.context_wait(event, self.device)
+        hold_all(self)
 
     def _cover(self, seq: int) -> tuple[int, int]:
         """``(covered, event)`` with ``covered >= seq``; records an event only if none covers it yet."""
