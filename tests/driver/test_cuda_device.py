@@ -827,6 +827,7 @@ for name, args in (
 """
 
 
+@pytest.mark.alone
 def test_fault_poisons_the_device() -> None:
     paths = [str(Path(cuglue.__file__).parents[1]), str(Path(__file__).parents[1])]
     done = subprocess.run(
