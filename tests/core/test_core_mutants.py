@@ -210,3 +210,27 @@ def test_a_write_among_others_replaces_the_reads_before_it(streams: Any) -> None
     block.finish(b, Access.READ)
     finish_all({block: Access.WRITE}, a, seq := a.submit())
     assert list(block.uses()) == [(a, seq)]
+
+
+def test_orders_of_the_whole_device_use_their_event_again(sim: SimDriver) -> None:
+    """A stream that nobody may name too: the whole device stands for it."""
+    named, number = cuglue.as_stream(sim.Stream()), sim.stream_create(0)
+    for stream in (named, cuglue.as_stream(number)):
+        stream.join_context()
+        with testing.trace(only={"event_create"}) as made:
+            for _ in range(3):
+                stream.join_context()
+                stream.hold_context()
+        assert made == []
+
+
+def test_hold_context_of_a_stream_that_may_not_be_named(sim: SimDriver, streams: Any) -> None:
+    number = sim.stream_create(0)
+    (other,) = streams(1)
+    ptr = sim.malloc(N, 0)
+    sim.fill_async(ptr, 1, N, number)
+    cuglue.as_stream(number).hold_context()
+    sim.fill_async(ptr, 2, N, other.handle)  # in order after the first fill, or a hazard
+    sim.device_synchronize(0)
+    assert sim.hazards == []
+    sim.free(ptr, 0)

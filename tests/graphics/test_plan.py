@@ -245,6 +245,58 @@ def test_turns_of_two_streams_never_skip_a_wait(driver: SimDriver, buffer: Buffe
             assert (peek(m) == number - 1).all() or number == 1
             driver.fill_async(m.device_ptr, number, m.size, m.stream.handle)
     assert not any(ways)
+    assert buffer.handle._life.plan is None  # nobody made plans that nothing comes of
+
+
+def test_a_map_and_its_end_are_operations_that_others_wait_for(
+    driver: SimDriver, buffer: BufferSubject, ways: Ways
+) -> None:
+    """Also others that waited for all that was there before them."""
+    other = cuglue.as_stream(driver.Stream())
+    where = cuglue.as_stream()
+    other.join(where)
+    with buffer.handle.map() as m:
+        assert m.block.prepare(other, cuglue.Access.READ) == 1
+        other.join(where)
+    with trace(only={"stream_wait_event"}) as waits, buffer.handle.map(other):
+        assert len(waits) == 1
+    assert ways == [True, True, False]
+
+
+def records(m: CudaMap) -> list[Any]:
+    """What is noted of a map besides the map."""
+    life, share = m._life, m.share
+    registration = life.backing.registration  # type: ignore[attr-defined] # of a buffer
+    noted = [
+        life._state,
+        share.maps,
+        share.writers,
+        share.open,
+        share.part,
+        share.layout,
+        share.ptr == m.device_ptr,
+    ]
+    return [*noted, life._live == {share.part: share}, registration._users, registration._mapped]
+
+
+@pytest.mark.parametrize("method", ["map", "map_mut"])
+def test_both_ways_note_the_same(driver: SimDriver, buffer: BufferSubject, ways: Ways, method: str) -> None:
+    """So that they can take turns: left generally, then again by the plan."""
+    found = []
+    for stream in (driver.Stream(), None, None, None):
+        m = getattr(buffer.handle, method)(stream)
+        found.append(records(m))
+        m.release()
+        found.append(
+            [
+                buffer.handle._life._state,
+                buffer.handle._life._live,
+                buffer.handle._life.backing.registration._users,
+            ]
+        )
+    assert ways == [False, True, True]
+    assert found[0] == found[2] == found[4] == found[6]
+    assert found[1] == found[3] == found[5] == found[7]
 
 
 def test_a_reader_shares_a_map_and_the_last_one_gives_it_back(buffer: BufferSubject, ways: Ways) -> None:
@@ -620,6 +672,34 @@ def test_nothing_is_lost_when_a_call_fails(
         keeps=("events",),
         name=f"{operation} of {count} again",
     ).check()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("method", ["graphics_map", "graphics_pointer", "graphics_unmap"])
+def test_an_interrupt_in_a_call_of_the_driver(
+    driver: SimDriver,
+    buffers: list[BufferSubject],
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    done: bool,
+    count: int,
+) -> None:
+    """Nobody knows then whether the driver has done it."""
+    held = Held(driver, handles(buffers)[:count])
+    map_before(*held.handles)
+    call = getattr(driver, method)
+
+    def interrupted(*args: Any) -> None:
+        monkeypatch.undo()
+        if done:
+            call(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(driver, method, interrupted)
+    with pytest.raises(KeyboardInterrupt), held.map():
+        pass
+    assert all(works(subject) for subject in buffers)
 
 
 def test_a_failure_says_what_is_known_where_it_happened(buffer: BufferSubject) -> None:

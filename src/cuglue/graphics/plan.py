@@ -143,7 +143,6 @@ class Plan:
                 share.open = True
                 registration._mapped = True
                 registration._users = 1
-                registration.uses.write_seq = seq
                 life._live[WHOLE] = share
                 life._state = _MAPPED
                 m._state = _LIVE
@@ -169,7 +168,6 @@ class Plan:
             registration = share.backing.registration
             handle._life._live.pop(WHOLE, None)
             handle._life._state = _REGISTERED
-            share.maps = share.writers = 0
             registration._mapped = registration._unsure = True
             registration._users = 1
         for backing in self.backings:
@@ -209,8 +207,6 @@ class Plan:
                 # No call before the last line.
                 life = m._life
                 share = m.share  # type: ignore[assignment] # the same
-                share.maps = share.writers = 0
-                share.open = False
                 registration = share.backing.registration
                 registration._mapped = False
                 registration._users = 0
