@@ -7,7 +7,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "Adaptor.block_at", "Adaptor.budget_snapshot", "Adaptor.live_blocks", "AllocationRecord.as_dict",
         "AsyncCudaResource.pending_per_stream", "DebugGuardResource.block_at", "DebugGuardResource.live_blocks",
         "DeviceMemoryResource.budget_snapshot", "DeviceMemoryResource.supports_block_use_tracking", "Event.query",
-        "Fence.reached", "Future.done", "GlobalDeviceBudget.budget_snapshot", "InMemorySink.snapshot",
+        "Fence.reached", "Future.done", "GlOps.here", "GlobalDeviceBudget.budget_snapshot", "InMemorySink.snapshot",
         "LayeredResource.block_at", "LayeredResource.live_blocks", "MapUsers.cai_stream",
         "MapUsers.check_exportable", "MapUsers.check_live", "MemoryCalls.memory_report", "MemoryCalls.memory_usage",
         "MemoryCalls.resource", "MemoryUsage.combine", "PinnedHostResource.pending_per_stream",

@@ -156,7 +156,7 @@ def map_cases(backings: dict[str, Callable[[Any], CudaHandle]]) -> Iterator[Case
             lambda s, array: end(s),
             lambda s, array: np.testing.assert_array_equal(array, s.data),
             options=KEPT,
-            of=("CudaHandle.read",),
+            of=("WholeContents.read",),
         )
         yield Case(
             f"{name}: write",
@@ -165,7 +165,7 @@ def map_cases(backings: dict[str, Callable[[Any], CudaHandle]]) -> Iterator[Case
             end,
             holds_other,
             options=KEPT,
-            of=("CudaHandle.write",),
+            of=("WholeContents.write",),
         )
         yield Case(
             f"{name}: record a use of a map",
