@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cuglue.memory.pool import arena
-from cuglue.memory.pool.arena import LARGE, RUN, SMALL, SMALL_PAGE, Arena, class_below, class_size
+from cuglue.memory.pool import arena, bins
+from cuglue.memory.pool.arena import RUN, SMALL_PAGE, Arena
+from cuglue.memory.pool.bins import LARGE, SMALL, class_below, class_size
 from cuglue.memory.pool.spans import ALIGN, Span
 
 from .bytemap import ByteMap, covered
@@ -53,9 +54,10 @@ class Grown:
     def take(self, nbytes: int) -> Span:
         span = self.arena.pop(nbytes) or self.arena.find(nbytes)
         if span is None:
-            for page in self.arena.replaceable(nbytes):
-                self.arena.drop(page)
-                self.memory.drop(page)
+            for page in self.arena.spare() if nbytes > SMALL else ():
+                if not page.small and (nbytes >= LARGE or page.nbytes < nbytes) and self.arena.vacate(page):
+                    self.arena.drop(page)
+                    self.memory.drop(page)
             good, _ = self.arena.page_sizes(nbytes)
             self.arena.add(self.memory.grow(good), small=class_size(nbytes) <= SMALL)
             span = self.arena.take(nbytes, whole=True)
@@ -101,28 +103,63 @@ def test_report_M19_growing_sizes_keep_bounded_memory() -> None:
     assert grown.memory.reserved < 1.1 * 200 * 300_000
 
 
+def cut_in_two(grown: Grown) -> list[Span]:
+    """The two parts of a page of 7 MiB, in use."""
+    whole = grown.take(7 * MIB)
+    whole.stack.append(whole)
+    grown.arena.flush()
+    parts = [grown.take(3 * MIB) for _ in range(2)]
+    assert {part.page for part in parts} == {whole.page}
+    return parts
+
+
 def test_memory_in_bins_is_merged_before_more_is_taken() -> None:
     grown = Grown()
-    spans = [grown.take(3 * MIB) for _ in range(8)]
-    for span in spans:
-        span.stack.append(span)
-    before = grown.memory.reserved
-    grown.take(3 * MIB)
-    assert grown.arena.flushes == 0
-    for _ in range(3):
-        grown.take(3 * MIB // 2)
+    for part in cut_in_two(grown):
+        part.stack.append(part)
+    assert grown.take(13 * MIB // 2).ptr in grown.memory.pages
+    assert grown.arena.flushes == 2
+    assert grown.memory.grown == [7 * MIB]
+
+
+def test_a_little_more_than_was_ever_in_use_is_taken_before_any_is_merged() -> None:
+    grown = Grown()
+    parts = cut_in_two(grown)
+    assert not grown.arena.keeps(arena.SLACK)
+    for part in parts:
+        part.stack.append(part)
+    grown.take(13 * MIB // 2)
     assert grown.arena.flushes == 1
-    assert grown.memory.reserved == before
+    assert grown.memory.grown == [7 * MIB, 13 * MIB // 2]
+    assert grown.arena.keeps(arena.SLACK), "now that is enough"
 
 
 def test_a_size_near_by_is_served_from_the_bin_above() -> None:
     grown = Grown()
     span = grown.take(1_000_000)
+    for nbytes in (950_000, 400_000):
+        span.stack.append(span)
+        assert grown.arena.pop(nbytes) is span
     span.stack.append(span)
-    assert grown.arena.pop(950_000) is span
-    span.stack.append(span)
-    assert grown.arena.pop(500_000) is None
+    assert grown.arena.pop(300_000) is None
     assert grown.arena.pop(1_100_000) is None
+
+
+def test_the_smallest_span_that_fits_comes_first() -> None:
+    grown = Grown()
+    spans = [grown.take(nbytes) for nbytes in (2 * MIB, MIB, 3 * MIB // 2)]
+    for span in spans:
+        span.stack.append(span)
+    assert [grown.arena.pop(MIB) for _ in range(3)] == [spans[1], spans[2], spans[0]]
+
+
+def test_once_memory_was_short_nothing_much_larger_is_given() -> None:
+    grown = Grown()
+    span = grown.take(MIB)
+    span.stack.append(span)
+    grown.arena.memory_is_short()
+    assert grown.arena.pop(3 * MIB // 4) is None
+    assert grown.arena.pop(9 * MIB // 10) is span
 
 
 def test_a_span_little_larger_than_asked_for_is_not_cut() -> None:
@@ -171,9 +208,9 @@ def test_few_small_pages_are_not_merged_but_more_are_taken() -> None:
 
 def test_the_table_of_sizes_stays_small(monkeypatch: object) -> None:
     grown = Grown()
-    for n in range(1, arena._KEYS * 2):
+    for n in range(1, bins._KEYS * 2):
         grown.arena.bin_of(n * ALIGN)
-    assert len(grown.arena.bins) <= arena._KEYS
+    assert len(grown.arena.bins) <= bins._KEYS
     assert len(grown.arena._stacks) < 500
 
 

@@ -874,8 +874,8 @@ def test_pages_of_a_resource_that_is_told_of_no_uses_do_not_move(device: Any) ->
 def test_no_page_moves_to_a_stream_that_is_known_by_its_number(device: Any) -> None:
     sim = device()
     pool = PoolResource(AsyncCudaResource())
-    one, number = as_stream(sim.Stream()), sim.stream_create(0)
-    held = _filled(sim, pool, one, 96 * MIB)
+    one, busy, number = as_stream(sim.Stream()), as_stream(sim.Stream()), sim.stream_create(0)
+    held = _filled(sim, pool, busy, 96 * MIB)
     pool.deallocate(_filled(sim, pool, one, 10 * MIB))
     sim.stream_synchronize(one.handle)
     _quiet(pool)
@@ -892,8 +892,8 @@ def test_no_page_moves_to_a_stream_that_is_known_by_its_number(device: Any) -> N
 def test_doing_without_does_not_become_a_habit(device: Any) -> None:
     sim = device()
     pool = PoolResource(AsyncCudaResource())
-    one, two = (as_stream(sim.Stream()) for _ in range(2))
-    held = pool.allocate(100 * MIB, one)
+    one, two, busy = (as_stream(sim.Stream()) for _ in range(3))
+    held = pool.allocate(100 * MIB, busy)
     for _ in range(100):  # one page is enough for both if it is taken over each time
         for stream in (one, two):
             pool.deallocate(_filled(sim, pool, stream, 10 * MIB))
@@ -1250,8 +1250,8 @@ def test_a_streams_first_memory_may_be_a_graphs_and_is_not_anybodys_later(device
 def test_while_the_stream_captures_other_streams_and_pages_are_left_alone(device: Any) -> None:
     sim = device()
     pool = PoolResource(AsyncCudaResource())
-    stream, other = as_stream(sim.Stream()), as_stream(sim.Stream())
-    held = pool.allocate(70 * MIB, other)
+    stream, other, busy = (as_stream(sim.Stream()) for _ in range(3))
+    held = pool.allocate(70 * MIB, busy)
     for nbytes, owner in ((10 * MIB, other), (9 * MIB, stream)):
         pool.deallocate(pool.allocate(nbytes, owner))
     sim.device_synchronize(0)

@@ -28,7 +28,7 @@ from cuglue.core.device import device_state
 from cuglue.driver.sim import SimDriver
 from cuglue.errors import OutOfMemory
 from cuglue.memory.cupy_plug import block_of
-from cuglue.memory.pool import arena, ladder
+from cuglue.memory.pool import arena, bins, ladder
 
 KIB, MIB = 1 << 10, 1 << 20
 LAYOUTS: dict[str, Any] = {
@@ -149,7 +149,7 @@ def lending(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams lend each other pages from the first byte on and never tire of it; a mebibyte is large."""
     monkeypatch.setattr(ladder, "WORTH_BORROWING", 0)
     monkeypatch.setattr(ladder, "FIRST_EFFORTS", 1 << 40)
-    for module in (ladder, arena):
+    for module in (ladder, arena, bins):
         monkeypatch.setattr(module, "LARGE", MIB)
 
 

@@ -10,17 +10,12 @@ back to their bin whole; they are merged with their neighbours before more is ta
 
 from __future__ import annotations
 
-from .spans import ALIGN, BestFit, Page, Span, padded
+from .bins import LARGE, SMALL, Bins, class_size
+from .spans import BestFit, Page, Span
 from .usage import MemoryUsage
 
-SMALL = 128 << 10  # bytes; up to here requests share small pages
 SMALL_PAGE = 2 << 20
 RUN = 32 << 10  # bytes of one size class that are cut at once
-LARGE = 8 << 20  # from here on a page is kept for requests of nearly its size
-EXACT = 4 << 10  # up to here every multiple of the alignment is a class
-# Above, so many classes lie between a power of two and the next, and the bins of so many larger ones serve it too.
-CLASSES_SMALL, CLASSES_MIDDLE, CLASSES_LARGE = 8, 16, 64
-NEAR_SMALL, NEAR_MIDDLE, NEAR_LARGE = 2, 8, 2
 CLOSE = 5 / 4  # a large request is given a span at most so many times its size, while there is more memory
 SPARE_MIDDLE, SPARE_LARGE = 16, 64  # a rest smaller than such a part of the request is not cut off
 SHARE = (
@@ -32,100 +27,34 @@ UNDIVIDED = 16 << 20
 SPLIT_RATIO = 16
 SMALL_PART = 10  # small pages that are less than such a part of all memory are not worth merging
 WORTH_MERGING = 8  # part of the small pages that has to lie in bins
-_KEYS = 1 << 14  # sizes whose bin is known by the size itself
+SLACK = 5 / 4  # up to so many times what was ever in use, more is taken for middle sizes before any is merged
 
 
-def class_size(nbytes: int) -> int:
-    """Bytes that a request of ``nbytes`` gets: at most an eighth (small), 1/16 (middle) or 1/64 (large) more."""
-    if nbytes <= EXACT:
-        return padded(nbytes) or ALIGN
-    step = _step(nbytes)
-    return padded((nbytes + step - 1) & -step)
-
-
-def class_below(size: int) -> int:
-    """The largest class whose requests fit into a span of ``size`` bytes."""
-    return size if size <= EXACT else size & -max(_step(size), ALIGN)
-
-
-def _step(nbytes: int) -> int:
-    """Bytes between the classes around ``nbytes``."""
-    power: int = 1 << ((nbytes - 1).bit_length() - 1)
-    return power // (
-        CLASSES_SMALL if nbytes <= SMALL else CLASSES_MIDDLE if nbytes <= LARGE else CLASSES_LARGE
-    )
-
-
-def _near(size: int) -> int:
-    """How many classes above ``size`` serve its requests too."""
-    if size <= EXACT:
-        return 0
-    return NEAR_SMALL if size <= SMALL else NEAR_MIDDLE if size < LARGE else NEAR_LARGE
-
-
-class Arena:
+class Arena(Bins):
     """Free memory that one stream may use at once. Its owner's lock is held for every call; bins need none.
 
     Attributes:
-        bins: by size in alignments, the stacks of free spans for it: its own, which near sizes share, and those a
-            little larger.
         pages, reserved, small_reserved: those taken for it, their bytes, and those of small pages; spans of them may
             have gone to other arenas.
         hits, misses, flushes: requests served from a bin, and behind it; how often bins were emptied.
     """
 
     def __init__(self) -> None:
-        self.bins: dict[int, tuple[list[Span], ...]] = {}
-        self._stacks: dict[int, list[Span]] = {}
+        super().__init__()
         self.small = BestFit()
         self.large = BestFit()
         self.pages: dict[Page, None] = {}
         self.reserved = 0
         self.small_reserved = 0
+        self._most_used = 0  # bytes handed out at once, as far as it was looked
         self.hits = 0
         self.misses = 0
         self.flushes = 0
 
-    # --- bins ---------------------------------------------------------------------------------------------------
-    def pop(self, nbytes: int) -> Span | None:
-        """A span from the bin for ``nbytes`` bytes, or from that of a size little larger. Needs no lock."""
-        for stack in self.bins.get((nbytes + ALIGN - 1) // ALIGN) or self._open_bins(nbytes):
-            if stack:
-                try:
-                    return stack.pop()
-                except IndexError:
-                    pass  # another thread was quicker
-        return None
-
-    def bin_of(self, nbytes: int) -> list[Span]:
-        """The stack that spans for ``nbytes`` bytes go back to."""
-        return (self.bins.get((nbytes + ALIGN - 1) // ALIGN) or self._open_bins(nbytes))[0]
-
-    def _open_bins(self, nbytes: int) -> tuple[list[Span], ...]:
-        """The stacks for ``nbytes`` bytes, known to :attr:`bins` from now on."""
-        sizes = [class_size(nbytes)]
-        for _ in range(_near(sizes[0])):
-            sizes.append(class_size(sizes[-1] + 1))
-        if len(self.bins) >= _KEYS:
-            self.bins.clear()
-        stacks = tuple(self._stacks.setdefault(size, []) for size in sizes)
-        self.bins[(nbytes + ALIGN - 1) // ALIGN] = stacks
-        return stacks
-
-    def binned_spans(self) -> list[Span]:
-        """The spans in bins."""
-        return [span for stack in list(self._stacks.values()) for span in list(stack)]
-
+    # --- heaps --------------------------------------------------------------------------------------------------
     def flush(self, small: bool | None = None) -> bool:
         """Empty the bins (of small classes, of large ones, or all) into the heaps; whether anything lay there."""
-        found: list[Span] = []
-        for size, stack in list(self._stacks.items()):
-            if stack and (small is None or (size <= SMALL) is small):
-                try:
-                    while stack:
-                        found.append(stack.pop())
-                except IndexError:
-                    pass  # another thread was quicker
+        found = self.empty(small)
         if not found:
             return False
         self.flushes += 1
@@ -133,27 +62,30 @@ class Arena:
         self.large.give_all([span for span in found if not span.page.small])
         return True
 
-    # --- heaps --------------------------------------------------------------------------------------------------
     def find(self, nbytes: int) -> Span | None:
         """A span for ``nbytes`` bytes out of what is here, merging what lies in bins if that is worth it."""
-        if (nbytes + ALIGN - 1) // ALIGN not in self.bins:
+        if not self.knows(nbytes):
             span = self.pop(nbytes)
             if span is not None:
                 return span
         span = self.take(nbytes)
         if span is None:
-            small = class_size(nbytes) <= SMALL
-            if (not small or self._worth_merging()) and self.flush(small):
+            size = class_size(nbytes)
+            worth = self._small_worth_merging() if size <= SMALL else size >= LARGE or self.keeps(SLACK)
+            if worth and self.flush(size <= SMALL):
                 span = self.take(nbytes)
         return span
 
-    def _worth_merging(self) -> bool:
+    def keeps(self, times: float) -> bool:
+        """Whether more is kept than ``times`` what was ever in use at once, as far as it was looked."""
+        self._most_used = max(self._most_used, self.reserved - self.free_at_least)
+        return self.reserved > times * self._most_used
+
+    def _small_worth_merging(self) -> bool:
         """Whether another small page costs more than merging and cutting the ones there are."""
         if self.small_reserved * SMALL_PART < self.reserved:
             return False
-        stacks = list(self._stacks.items())
-        binned = sum(size * len(stack) for size, stack in stacks if size <= SMALL)
-        return binned * WORTH_MERGING >= self.small_reserved
+        return self.binned_at_least(SMALL) * WORTH_MERGING >= self.small_reserved
 
     def take(self, nbytes: int, *, whole: bool = False) -> Span | None:
         """A span for ``nbytes`` bytes from the heaps, None if there is none.
@@ -201,8 +133,7 @@ class Arena:
     def adopt(self, span: Span) -> Span:
         """Make ``span``, which is in no heap, one of this arena; it goes back to the bin that it fits best."""
         span.home = self
-        stack = self._stacks.get(span.size)  # a span that was cut has the size of its class
-        span.stack = self._stacks.setdefault(class_below(span.size), []) if stack is None else stack
+        span.stack = self.bin_for(span.size)
         span.page.idle_since = 0.0
         return span
 
@@ -241,17 +172,22 @@ class Arena:
         """The pages that are one free span of this arena; spans in bins are not free."""
         return [page for page in self.pages if page.unused and page.first.home is self]
 
-    def replaceable(self, nbytes: int, *, all_sizes: bool = True) -> list[Page]:
-        """The unused pages that should go before the pool holds more than ever for a request of ``nbytes``.
+    def spare(self) -> list[Page]:
+        """The pages that are one span of this arena, which is free or lies in a bin; the largest first."""
+        spans = [*self.binned_spans(), *self.small, *self.large]
+        pages = [span.page for span in spans if span.page.first is span and span.after is None]
+        return sorted([p for p in pages if p in self.pages], key=lambda page: page.nbytes, reverse=True)
 
-        It fits into none of these, but for a large one: that takes no page much larger. Without ``all_sizes`` only
-        those that it does not fit into.
-        """
-        size = class_size(nbytes)
-        if size <= SMALL:
-            return []
-        wanted = all_sizes and size >= LARGE
-        return [page for page in self.unused() if not page.small and (wanted or page.nbytes < size)]
+    def vacate(self, page: Page) -> bool:
+        """Take a spare page out of its bin; False if another thread was quicker."""
+        span = page.first
+        if not span.free:
+            try:
+                span.stack.remove(span)
+            except ValueError:
+                return False
+            self.give(span)
+        return True
 
     def extended(self, page: Page, more: Span) -> None:
         """A page got longer by ``more``."""
@@ -290,9 +226,14 @@ class Arena:
         return sum(span.size for span in self.binned_spans()) + self.small.nbytes + self.large.nbytes
 
     @property
+    def free_at_least(self) -> int:
+        """As :attr:`free_bytes`, but quickly."""
+        return self.binned_at_least() + self.small.nbytes + self.large.nbytes
+
+    @property
     def has_free(self) -> bool:
         """Whether anything lies in bins or heaps."""
-        return bool(len(self.large) or len(self.small) or any(list(self._stacks.values())))
+        return bool(len(self.large) or len(self.small) or self.any_binned)
 
     def live_spans(self) -> list[Span]:
         """Spans of its pages that are handed out, by this arena or another one; those in other bins too."""

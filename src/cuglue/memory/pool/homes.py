@@ -34,7 +34,8 @@ class Home(Arena):
         private: memory of a graph, never given to anybody else.
         lock: held for whatever changes spans of this arena, but for bins.
         replaced: unused pages given back before a larger one was taken.
-        efforts: how often that, or borrowing from another stream, was tried to spare a page.
+        efforts: how often that for a large one, or borrowing from another stream, was tried to spare a page.
+        exchanges: how often pages of middle size were replaced.
     """
 
     def __init__(self, stream: Stream, *, private: bool = False) -> None:
@@ -44,6 +45,7 @@ class Home(Arena):
         self.lock = Turns()
         self.replaced = 0
         self.efforts = 0
+        self.exchanges = 0
         self.seen = -1  # requests at the last look at its age
         self.looked = -1  # requests at the last look whether it is idle
         self.refusal: OutOfMemory | None = None  # why upstream gave nothing the last time

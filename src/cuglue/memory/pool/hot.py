@@ -85,13 +85,15 @@ def make_malloc(pool: Any, types: Any) -> Callable[[int], Any]:
         span = None
         try:
             home = fast[id(current)]
-            for stack in home.bins[(nbytes + 511) >> 9]:
-                if stack:
-                    span = stack.pop()
-                    home.hits += 1
-                    break
+            stack, larger = home.bins[(nbytes + 511) >> 9]
+            if not stack:
+                for stack in larger:
+                    if stack:
+                        break
+            span = stack.pop()
+            home.hits += 1
         except (KeyError, IndexError, TypeError):
-            pass  # a stream or a size seen for the first time; another thread was quicker; no number of bytes
+            pass  # a stream or a size seen for the first time; all are empty; no number of bytes
         if span is None:
             span = long_way(current, nbytes)
             if span is None:

@@ -15,14 +15,20 @@ from collections.abc import Iterator, Sequence
 from ...core.block import OPEN
 from ...driver.protocol import Access
 from ...errors import CaptureError, CuglueError, DevicePoisoned, OutOfMemory, PoolCapacityExceeded
-from .arena import CLOSE, LARGE, SMALL, class_size
+from .arena import CLOSE, SLACK
+from .bins import LARGE, SMALL, class_size
 from .homes import Home, Homes
-from .spans import Span
+from .spans import Page, Span
 
 # Doing without costs as much as a few hundred hits: so often at first, then once for so many requests.
 FIRST_EFFORTS = 64
+FIRST_EXCHANGES = 16  # of pages of middle size
 REQUESTS_FOR_AN_EFFORT = 2048
-WORTH_REPLACING = 32  # part of its memory that has to lie in unused pages for one of middle size
+LITTLE_SLACK = 11 / 10  # up to so many times what was ever in use no page of middle size is exchanged
+WORTH_ASKING = 3  # part of its memory that a stream has to keep free to be asked for a page
+MERGED_TOO = (
+    4 / 3
+)  # part that it has to keep free to be merged first: little of that will be wanted as it was
 WORTH_BORROWING = 64 << 20  # bytes of the pool; a smaller one rather grows than asks other streams
 
 
@@ -58,7 +64,11 @@ class Ladder(Homes):
         limit = self.upstream.limit
         if limit is not None and class_size(nbytes) > limit:
             return self._refuse(home, nbytes, troubles)
-        span = self._grow(home, nbytes) or self._steal(home, nbytes) or self._drain(home, nbytes)
+        span = self._grow(home, nbytes)
+        if span is not None:
+            return span
+        home.memory_is_short()
+        span = self._steal(home, nbytes) or self._drain(home, nbytes)
         if span is not None:
             return span
         span = self._wait(home, nbytes, troubles)
@@ -97,39 +107,62 @@ class Ladder(Homes):
 
     def _do_without(self, home: Home, nbytes: int, good: int) -> Span | None:
         """What spares the pool a page of ``good`` bytes before it holds more than ever, or None: then there is room."""
-        tired = (home.efforts - FIRST_EFFORTS) * REQUESTS_FOR_AN_EFFORT > home.hits + home.misses
-        with self.all_locked():
-            # Pages that grow where they are need not be exchanged for larger ones.
-            unused = home.replaceable(nbytes, all_sizes=not tired) if self.upstream.expandable is None else []
-            if class_size(nbytes) >= LARGE and (tired or not unused):
-                span = home.take(nbytes, whole=True)
-                if span is not None:
-                    return span
-            if class_size(nbytes) >= LARGE:
-                home.efforts += bool(unused)
-            elif sum(page.nbytes for page in unused) * WORTH_REPLACING < home.reserved:
-                unused = []
-            for page in unused:
-                self._drop(home, page)
-                home.replaced += 1
-            if tired or self.upstream.reserved < max(WORTH_BORROWING, self.upstream.peak - good):
-                return None
-            return self._borrow(home, nbytes, good)
-
-    def _borrow(self, home: Home, nbytes: int, good: int) -> Span | None:
-        """An unused page of a stream without work, or the room of some that do not fit (all locked)."""
         size = class_size(nbytes)
-        idle = [other for other in self.all() if other is not home and other.has_free and _idle(other)]
-        home.efforts += bool(idle)
-        found = []
-        for other in idle:
-            other.flush()
-            found += [(page.nbytes, page.ptr, page, other) for page in other.unused()]
+        with home.lock:
+            tired = _tired(home, home.efforts - FIRST_EFFORTS)
+            if size > SMALL:
+                pages = self._exchangeable(home, size, tired)
+                if size >= LARGE and (tired or not pages):
+                    span = home.take(nbytes, whole=True)
+                    if span is not None:
+                        return span
+                for page in pages:
+                    over = self.upstream.reserved + good > self.upstream.peak
+                    if (over or size >= LARGE) and home.vacate(page):
+                        self._drop(home, page)
+                        home.replaced += 1
+        if tired or self.upstream.reserved < max(WORTH_BORROWING, self.upstream.peak - good):
+            return None
+        others = [other for other in self.all() if other is not home and other.has_free]
+        home.efforts += bool(others)
+        lenders = [other for other in others if _idle(other) and _lends(other)]
+        if not lenders:
+            return None
+        with self.all_locked():
+            return self._borrow(home, nbytes, good, lenders)
+
+    def _exchangeable(self, home: Home, size: int, tired: bool) -> list[Page]:
+        """The spare pages that should go before one for ``size`` bytes comes, the largest first (locked).
+
+        It fits into none of these, but for a large one: that takes no page much larger.
+        """
+        if self.upstream.expandable is not None:
+            return []  # pages that grow where they are need not be exchanged for larger ones
+        if size < LARGE:
+            weary = _tired(home, home.exchanges - FIRST_EXCHANGES)
+            if not home.keeps(SLACK if weary else LITTLE_SLACK):
+                return []
+        all_sizes = size >= LARGE and not tired
+        pages = [page for page in home.spare() if not page.small and (all_sizes or page.nbytes < size)]
+        if size >= LARGE:
+            home.efforts += bool(pages)
+        else:
+            home.exchanges += bool(pages)
+        return pages
+
+    def _borrow(self, home: Home, nbytes: int, good: int, lenders: list[Home]) -> Span | None:
+        """A spare page of a stream without work, or the room of some that do not fit (all locked)."""
+        size = class_size(nbytes)
+        for other in lenders:
+            if other.free_at_least * MERGED_TOO > other.reserved:
+                other.flush()
+        found = [(page.nbytes, page.ptr, page, other) for other in lenders for page in other.spare()]
         found.sort(key=lambda one: one[:2])
         # The page is given back after work on this stream, which must have a name by then.
         moving = self.upstream.tracks and home.stream.thread is None and home.stream.nameable()
         for have, _, page, other in found if moving else ():
-            if size <= have <= size * CLOSE and page.small is (size <= SMALL):
+            fits = size <= have <= size * CLOSE and page.small is (size <= SMALL)
+            if fits and other.vacate(page):
                 home.stream.join(other.stream)
                 other.drop(page)
                 page.source.finish(
@@ -139,7 +172,7 @@ class Ladder(Homes):
                 self.counters.stolen += 1
                 return home.take(nbytes, whole=True)
         for _, _, page, other in reversed(found):
-            if self.upstream.reserved + good > self.upstream.peak:
+            if self.upstream.reserved + good > self.upstream.peak and other.vacate(page):
                 self._drop(other, page)
                 self.counters.drained += 1
         return None
@@ -253,6 +286,16 @@ class Ladder(Homes):
                     if now - page.idle_since >= period:
                         self._drop(home, page)
                         self.counters.shrunk += 1
+
+
+def _tired(home: Home, efforts: int) -> bool:
+    """Whether so many efforts beyond the first are too many for the requests so far."""
+    return efforts * REQUESTS_FOR_AN_EFFORT > home.hits + home.misses
+
+
+def _lends(home: Home) -> bool:
+    """Whether it keeps so much free that it can spare a page: a stream whose work goes on needs the rest again."""
+    return home.free_at_least * WORTH_ASKING > home.reserved
 
 
 def _idle(home: Home) -> bool:
