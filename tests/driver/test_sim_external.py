@@ -9,9 +9,10 @@ import sys
 import threading
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
-from cuglue.driver.protocol import ArrayInfo, CopyKind, TexelKind
+from cuglue.driver.protocol import Access, ArrayInfo, CopyKind, Span, TexelKind
 from cuglue.driver.sim import DeviceHangs, HazardError, SimDriver
 from cuglue.errors import DriverError, OutOfMemory
 
@@ -209,6 +210,80 @@ def test_a_semaphore_destroyed_under_a_queued_signal_is_a_hazard(sim: SimDriver)
 
 
 # --- virtual memory -------------------------------------------------------------------------------------------------
+class Pieces:
+    """Three pieces mapped side by side, full of zeros; the third address range has nothing behind it at first."""
+
+    def __init__(self, sim: SimDriver) -> None:
+        self.sim, self.size, self.stream = sim, sim.vmm_granularity(0), sim.stream_create(0)
+        self.base = sim.vmm_reserve(3 * self.size, 0)
+        self.map(0)
+        self.map(1)
+        self.edge = self.base + self.size
+        sim.fill_async(self.base, 0, 2 * self.size, self.stream)
+        sim.stream_synchronize(self.stream)
+
+    def map(self, number: int) -> None:
+        handle = self.sim.vmm_create(self.size, 0, False)
+        self.sim.vmm_map(self.base + number * self.size, self.size, handle, 0)
+        self.sim.vmm_release(handle)
+
+    def around_the_edge(self, nbytes: int) -> bytes:
+        """What a copy of so many bytes on either side gives."""
+        pinned = self.sim.host_alloc(2 * nbytes)
+        self.sim.copy_async(pinned, self.edge - nbytes, 2 * nbytes, CopyKind.D2H, self.stream)
+        self.sim.stream_synchronize(self.stream)
+        found = bytes(self.sim.host_view(pinned, 2 * nbytes, False))
+        self.sim.host_free(pinned)
+        return found
+
+
+def test_copies_fills_and_kernels_reach_over_two_mapped_pieces(sim: SimDriver) -> None:
+    pieces = Pieces(sim)
+    sim.fill_async(pieces.edge - 2, 7, 4, pieces.stream)
+    assert pieces.around_the_edge(3) == b"\0\7\7\7\7\0"
+    sim.copy_2d_async(
+        pieces.edge - 6, 4, pieces.edge - 2, 2, 2, 3, CopyKind.D2D, pieces.stream
+    )  # rows of 2 bytes, 4 apart: the middle one lies before the edge, the last behind it
+    assert pieces.around_the_edge(6) == b"\7\7\0\0\7\7\7\7\0\0\0\0"
+
+    def count(grid: object, block: object, x: np.ndarray) -> None:
+        x[...] = np.arange(len(x))
+
+    kernel = sim.kernel_load("count", "", (), 0, count)
+    for step, first in ((2, pieces.edge - 4), (-2, pieces.edge + 2)):
+        span = Span(first, 8, Access.WRITE, (4,), "<u2", (step,))
+        sim.kernel_launch(kernel, (1, 1, 1), (1, 1, 1), (np.int64(first),), (span,), 0, pieces.stream)
+        numbers = np.frombuffer(pieces.around_the_edge(4), "<u2")
+        assert list(numbers) == ([0, 1, 2, 3] if step > 0 else [3, 2, 1, 0])
+
+
+def test_work_over_two_mapped_pieces_is_watched_in_each(sim: SimDriver) -> None:
+    pieces, other = Pieces(sim), sim.stream_create(0)
+    sim.fill_async(pieces.edge - 8, 1, 16, pieces.stream)
+    sim.fill_async(pieces.edge - 16, 2, 8, other)
+    sim.fill_async(pieces.edge + 8, 2, 8, other)
+    sim.device_synchronize(0)
+    for where in (pieces.edge - 8, pieces.edge + 7):
+        sim.fill_async(pieces.edge - 8, 1, 16, pieces.stream)
+        sim.fill_async(where, 2, 1, other)
+        with pytest.raises(HazardError):
+            sim.device_synchronize(0)
+
+
+def test_a_range_that_leaves_what_is_mapped_is_refused(sim: SimDriver) -> None:
+    pieces = Pieces(sim)
+    end = pieces.base + 2 * pieces.size
+    assert code_of(sim.fill_async, end - 8, 0, 16, pieces.stream) == 1
+    pieces.map(2)
+    sim.fill_async(pieces.base, 3, 3 * pieces.size, pieces.stream)
+    assert pieces.around_the_edge(2) == b"\3\3\3\3"
+    sim.vmm_unmap(pieces.edge, pieces.size)
+    sim.fill_async(pieces.base, 3, 3 * pieces.size, pieces.stream)
+    with pytest.raises(HazardError) as caught:
+        sim.stream_synchronize(pieces.stream)
+    assert caught.value.hazards[0].first.name == "vmm_unmap"
+
+
 def test_memory_moves_between_reserved_addresses(sim: SimDriver) -> None:
     size, stream, before = sim.vmm_granularity(0), sim.stream_create(0), descriptors()
     handle, base = sim.vmm_create(size, 0, True), sim.vmm_reserve(2 * size, 0)

@@ -26,6 +26,13 @@ def test_overlap_is_exact(a: Range, b: Range) -> None:
     assert a.overlaps(b) == b.overlaps(a) == bool(bytes_of(a) & bytes_of(b))
 
 
+@given(ranges, st.integers(0, 60), st.integers(0, 60))
+def test_what_lies_within_bounds_is_exact_and_nothing_comes_twice(a: Range, low: int, high: int) -> None:
+    parts = a.within(low, high)
+    assert sum(part.width * part.rows for part in parts) == len(bytes_of(a) & set(range(low, high)))
+    assert {byte for part in parts for byte in bytes_of(part)} == bytes_of(a) & set(range(low, high))
+
+
 @given(ranges, ranges)
 def test_covers_never_says_too_much(a: Range, b: Range) -> None:
     if a.covers(b):

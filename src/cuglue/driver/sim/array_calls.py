@@ -197,15 +197,16 @@ class ArrayCalls(MemoryCalls, CopyCalls, KernelCalls):
         if width == 0 or height == 0:
             return
         memory_access, array_access = (Access.READ, Access.WRITE) if to_array else (Access.WRITE, Access.READ)
-        memory = self._touch(ptr, pitched(0, width, height, pitch), memory_access, call)
+        reach = self._reach(ptr, pitched(0, width, height, pitch), memory_access, call)
         texels = Touch(found.allocation, pitched(0, width, height, found.row_bytes), array_access)
-        source, target = (memory, texels) if to_array else (texels, memory)
-        read, write = rows(source.allocation.data, source.range), rows(target.allocation.data, target.range)
+        memory, image = rows(reach.data, reach.range), rows(texels.allocation.data, texels.range)
+        read, write = (memory, image) if to_array else (image, memory)
+        touches = [*reach.touches, texels] if to_array else [texels, *reach.touches]
 
         def run() -> None:
             write.reshape(-1, width)[...] = read.reshape(-1, width)
 
-        self._submit(queue, call, run, [source, target])
+        self._submit(queue, call, run, touches)
 
     # --- surfaces and textures ------------------------------------------------------------------------------------
     @driver_call

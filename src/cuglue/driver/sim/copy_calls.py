@@ -62,9 +62,9 @@ class CopyCalls(Core):
             raise codes.refused(codes.INVALID_VALUE, "fill_async", "fill", got=f"{nbytes} bytes of {value}")
         if nbytes == 0:
             return
-        touch = self._touch(ptr, linear(0, nbytes), Access.WRITE, "fill_async")
-        data = rows(touch.allocation.data, touch.range)
-        self._submit(queue, "fill_async", lambda: data.fill(value), [touch])
+        reach = self._reach(ptr, linear(0, nbytes), Access.WRITE, "fill_async")
+        data = rows(reach.data, reach.range)
+        self._submit(queue, "fill_async", lambda: data.fill(value), reach.touches)
 
     def _copy(
         self, call: str, dst: int, src: int, to: Range, source: Range, kind: CopyKind, stream: int
@@ -103,9 +103,9 @@ class CopyCalls(Core):
             raise codes.refused(
                 codes.INVALID_VALUE, call, f"device address {ptr:#x}", expected="a host address"
             )
-        touch = self._touch(ptr, range, access, call)
-        view = rows(touch.allocation.data, touch.range)
-        return lambda: view, [touch]
+        reach = self._reach(ptr, range, access, call)
+        view = rows(reach.data, reach.range)
+        return lambda: view, reach.touches
 
 
 def rows(data: Bytes, range: Range) -> Bytes:

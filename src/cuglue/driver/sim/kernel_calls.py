@@ -119,12 +119,12 @@ class KernelCalls(Core):
         for value, span in zip(values, spans, strict=True):
             if isinstance(span, Span):
                 try:
-                    argument, touch = self._span(span)
+                    argument, uses = self._span(span)
                 except DriverError as error:
                     fault = Fault(codes.ILLEGAL_ADDRESS, f"kernel {own.name}: {error.what}")
                     continue
                 arguments.append(argument)
-                touches.append(touch)
+                touches += uses
             elif isinstance(span, SurfaceArg):
                 argument, touch, image = self._image_argument(span)
                 arguments.append(argument)
@@ -144,15 +144,15 @@ class KernelCalls(Core):
         self._device(kernel.device, call)
         return kernel
 
-    def _span(self, span: Span) -> tuple[npt.NDArray[Any], Touch]:
-        """The view and the use that a span stands for; DriverError if it leaves its allocation."""
+    def _span(self, span: Span) -> tuple[npt.NDArray[Any], list[Touch]]:
+        """The view and the uses that a span stands for; DriverError if it leaves its allocation."""
         dtype = np.dtype(span.dtype)
         range = strided(0, span.shape, span.strides, dtype.itemsize)
-        touch = self._touch(span.ptr, range, span.access, "kernel_launch")
-        data = touch.allocation.data
-        view = np.ndarray(span.shape, dtype, data.data, span.ptr - touch.allocation.ptr, span.strides)
+        reach = self._reach(span.ptr, range, span.access, "kernel_launch")
+        offset = reach.range.start - range.start  # of element 0
+        view = np.ndarray(span.shape, dtype, reach.data.data, offset, span.strides)
         view.flags.writeable = span.access.writes
-        return view, touch
+        return view, reach.touches
 
     def _image_argument(self, argument: SurfaceArg) -> tuple[Any, Touch, Any]:
         """The object that a ``sim`` function gets, the use, and the object behind the handle (``array_calls``)."""

@@ -31,6 +31,23 @@ class Range(NamedTuple):
         """The same range ``offset`` bytes later."""
         return self._replace(start=self.start + offset)
 
+    def within(self, low: int, high: int) -> list[Range]:
+        """Its bytes from ``low`` up to ``high``: whole rows as one range, those that are cut one by one."""
+        if self.rows == 1:
+            start, end = max(self.start, low), min(self.end, high)
+            return [Range(start, end - start)] if start < end else []
+        first = max(0, -((self.start - low) // self.pitch))  # that begins at ``low`` or later
+        last = min(
+            self.rows, (high - self.width - self.start) // self.pitch + 1
+        )  # past those that end by ``high``
+        cut = [
+            Range(self.start + i * self.pitch, self.width) for i in {first - 1, last} if 0 <= i < self.rows
+        ]
+        parts = [part for row in cut for part in row.within(low, high)]
+        if first < last:
+            parts.append(pitched(self.start + first * self.pitch, self.width, last - first, self.pitch))
+        return parts
+
     def overlaps(self, other: Range) -> bool:
         """True if some byte belongs to both."""
         if self.start >= other.end or other.start >= self.end:

@@ -20,7 +20,7 @@ from ..protocol import Access, Capabilities, MemoryType
 from . import codes
 from .capture import Capture
 from .hazards import Hazard, HazardError, Operation, call_site
-from .memory import AddressSpace, Allocation, Bytes, Storage
+from .memory import AddressSpace, Allocation, Bytes, Storage, host_bytes
 from .queues import Handles, Mark, Queue, Record, Scheduler
 from .ranges import Range
 from .shadow import HOST, Clock, Use
@@ -64,6 +64,14 @@ class Touch(NamedTuple):
     allocation: Allocation
     range: Range
     access: Access
+
+
+class Reach(NamedTuple):
+    """Bytes that an operation reaches: ``range`` of ``data``, and the uses that this makes."""
+
+    data: Bytes
+    range: Range
+    touches: list[Touch]
 
 
 class Fault(Exception):
@@ -234,6 +242,33 @@ class State:
         self._scheduler.drop_work(device)
 
     # --- addresses ------------------------------------------------------------------------------------------------
+    def _reach(self, ptr: int, range: Range, access: Access, call: str) -> Reach:
+        """``range`` (from ``ptr`` on) of the memory there, which may be mapped in several pieces side by side."""
+        pieces = self._pieces(ptr, range)
+        if len(pieces) < 2:
+            touch = self._touch(ptr, range, access, call)
+            return Reach(touch.allocation.data, touch.range, [touch])
+        base, end = pieces[0].ptr, pieces[-1].ptr + pieces[-1].nbytes
+        own = range.shifted(ptr - base)
+        touches = [
+            Touch(piece, part.shifted(base - piece.ptr), access)
+            for piece in pieces
+            for part in own.within(piece.ptr - base, piece.ptr - base + piece.nbytes)
+        ]
+        return Reach(host_bytes(base, end - base), own, touches)
+
+    def _pieces(self, ptr: int, range: Range) -> list[Allocation]:
+        """The mapped pieces that hold ``range``; none where something else lies there, or nothing at some of it."""
+        at, end = ptr + range.start, ptr + range.end
+        found: list[Allocation] = []
+        while at < end:
+            piece = self._space.find(at)
+            if piece is None or piece.kind != "vmm":
+                return []
+            found.append(piece)
+            at = piece.ptr + piece.nbytes
+        return found
+
     def _touch(self, ptr: int, range: Range, access: Access, call: str) -> Touch:
         """``range`` (from ``ptr`` on) as a use of the allocation that holds it."""
         allocation = self._space.find(ptr)
