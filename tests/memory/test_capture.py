@@ -24,7 +24,7 @@ from cuglue import (
     testing,
 )
 from cuglue.driver.protocol import CaptureMode, CaptureStatus
-from cuglue.errors import CaptureError, OutOfMemory
+from cuglue.errors import CaptureError, OutOfBounds, OutOfMemory
 
 MODES = list(CaptureMode)
 
@@ -258,7 +258,7 @@ def capture_of_nothing(sim: Any, stream: Any) -> Iterator[None]:
 
 @pytest.mark.parametrize("poison", [True, False])
 def test_a_guard_looks_and_poisons_in_no_graph(sim: Any, guard: DebugGuardResource, poison: bool) -> None:
-    guard._poison = poison
+    guard._patterns.poison = poison
     stream = sim.Stream()
     block = guard.allocate(64, stream)
     with sim.current_stream(stream):
@@ -306,3 +306,81 @@ def test_a_guard_takes_no_memory_of_a_graph(sim: Any) -> None:
             guard.allocate(64, stream)
     memory.close()
     guard.close()
+
+
+def test_a_reap_ends_the_quarantine_but_for_what_a_capture_is_in_the_way_of(
+    sim: Any, guard: DebugGuardResource
+) -> None:
+    """It neither raises nor waits, and the rest goes back at the next one."""
+    capturing, other = sim.Stream(), sim.Stream()
+    held = [guard.allocate(64, stream) for stream in (capturing, other, capturing, other)]
+    for block in held:
+        guard.deallocate(block)
+    with capture_of_nothing_written(sim, capturing):
+        for wait in (False, True):
+            guard.reap_pending(block=wait)
+        guard.flush()
+        assert all(block.state is not BlockState.LIVE for block in held)
+        if held[0].state is not BlockState.FREED:  # a pool keeps it, and has nothing to ask the driver for
+            with pytest.raises(CaptureError, match="close"):
+                guard.close()
+    guard.reap_pending()
+    assert {block.state for block in held} == {BlockState.FREED}
+    guard.deallocate(guard.allocate(64, other))
+
+
+@contextmanager
+def capture_of_nothing_written(sim: Any, stream: Any) -> Iterator[None]:
+    """As :func:`capture`, and nothing is queued there."""
+    with capture(sim, stream), testing.trace() as calls:
+        yield
+    assert [c.method for c in calls if c.args[1:2] == (stream.ptr,) and c.method == "free_async"] == []
+
+
+def test_a_block_elsewhere_leaves_the_quarantine_while_a_stream_captures(sim: Any) -> None:
+    guard = DebugGuardResource(AsyncCudaResource())
+    capturing, other = sim.Stream(), sim.Stream()
+    first, second = guard.allocate(64, capturing), guard.allocate(64, other)
+    guard.deallocate(first)
+    guard.deallocate(second)
+    with capture(sim, capturing):
+        guard.reap_pending()
+        assert (first.state, second.state) == (BlockState.QUARANTINED, BlockState.FREED), (
+            "though it is the older one"
+        )
+    guard.close()
+    assert first.state is BlockState.FREED
+
+
+def test_a_guard_looks_at_what_it_can_while_the_device_may_not_be_joined(sim: Any) -> None:
+    """A block without a stream of its own is behind the whole device, which a capture keeps from being waited for."""
+    guard = DebugGuardResource(AsyncCudaResource())
+    home = sim.Stream()
+    handle = sim.stream_create(0)
+    lost, kept = guard.allocate(64, handle), guard.allocate(64, home)
+    sim.stream_destroy(handle)
+    capturing = cuglue.as_stream(sim.Stream())
+    record = cuglue.as_stream(home)
+    record.driver.fill_async(kept.ptr + 64, 7, 1, record.handle)
+    record.submit()
+    with capture(sim, capturing.owner), pytest.raises(OutOfBounds):
+        guard.check()
+    assert [report.generation for report in guard.reports] == [kept.generation]
+    guard.deallocate(lost)
+    with pytest.raises(OutOfBounds):
+        guard.deallocate(kept)
+    guard.close()
+
+
+def test_pinned_memory_is_not_left_behind_by_a_close_in_a_capture(sim: Any) -> None:
+    resource = PinnedHostResource()
+    stream = sim.Stream()
+    resource.deallocate(resource.allocate(64, stream))
+    kept = cuglue.as_stream(stream)
+    with capture(sim, stream):
+        with pytest.raises(CaptureError, match="close"):
+            resource.close()
+        assert resource.bytes_outstanding == 64
+    assert kept.query()
+    resource.close()
+    assert (resource.bytes_outstanding, sim.inventory()["host_alloc"]) == (0, 0)

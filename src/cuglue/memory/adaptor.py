@@ -45,15 +45,15 @@ class Adaptor(LayeredResource):
     def _deallocate(self, block: Any) -> None:
         try:
             self._give(block)
+            self._given(block)
         except BaseException as error:
-            # A guard below complains, or a sink is interrupted: upstream has the block all the same.
+            # A guard below complains, or this was interrupted: upstream has the block all the same.
             if isinstance(error, OutOfBounds) or not (isinstance(error, CuglueError) or block.state is _LIVE):
                 self._given(block)
             raise
-        self._given(block)
 
     def _given(self, block: Any) -> None:
-        """Upstream has ``block``; for a decorator to count."""
+        """Upstream has ``block``; for a decorator to count. Told again after an interrupt: it counts a block once."""
 
     def _return(self, block: Any, error: BaseException) -> None:
         """Give ``block`` back, which nobody will get because of ``error``. Raises nothing."""

@@ -4,6 +4,9 @@ Owns the limit, the ledger of what is charged, and reservations. Must not know h
 
 A block is charged from the moment before it is allocated until it is free in fact: what was given back but may still be
 in use on the device counts. ``Budget(Pool)`` so limits live bytes, ``Pool(Budget)`` the bytes a pool has reserved.
+
+The figures have no lock. CPython changes threads, and looks at signals, only at calls and loops: lines that move bytes
+from one figure to another have no call between them, so that nobody comes between and Ctrl-C loses none.
 """
 
 from __future__ import annotations
@@ -51,11 +54,10 @@ class GlobalDeviceBudget(Adaptor):
         """
         super().__init__(upstream)
         self._limit = as_size(limit, "limit")
-        self._lock = threading.RLock()  # re-entrant: a signal handler may allocate
         self._before = upstream.bytes_outstanding  # not allocated through this budget
         self._reserved = self._before
         self._ledger: dict[int, int] = {}  # by generation: the bytes charged for a live block
-        self._pending: deque[tuple[Any, int]] = deque()  # given back and still charged
+        self._pending: dict[int, tuple[Any, int]] = {}  # by generation: given back and still charged
         self._settle_at = _SETTLE_ABOVE
         self._desks: list[Desk] = []  # of the allocator functions over this budget
         self._given_by_arrays = 0  # bytes given back there and still charged
@@ -88,11 +90,10 @@ class GlobalDeviceBudget(Adaptor):
 
     # --- allocate, deallocate -----------------------------------------------------------------------------------
     def _allocate(self, nbytes: int, stream: Stream, tag: str, kind: Any) -> Any:
-        with self._lock:
-            fits = self._reserved + nbytes <= self._limit
-            if fits:
-                self._reserved += nbytes
-        if not fits:
+        reserved = self._reserved + nbytes
+        if reserved <= self._limit:
+            self._reserved = reserved
+        else:
             self._claim(nbytes)
         try:
             return self._obtain(nbytes, stream, tag, kind)
@@ -104,8 +105,7 @@ class GlobalDeviceBudget(Adaptor):
         """A block for bytes that are charged already; if that fails they stay charged."""
         block = self._fetch(nbytes, stream, tag, kind)
         size = block.size
-        if size != nbytes:  # upstream rounded up: charge what is really out
-            self._discharge(nbytes - size)
+        self._reserved += size - nbytes  # upstream rounded up: charge what is really out
         self._ledger[block.generation] = size
         return block
 
@@ -113,7 +113,7 @@ class GlobalDeviceBudget(Adaptor):
         way = self._way_below(GlobalDeviceBudget, take_back)
         if way is None:
             return None
-        desk, take_below, give_below = way
+        desk, take_below, give_below = way[:3]
         forget_closed(self._desks)
         self._desks.append(desk)
         limit = self._limit
@@ -121,9 +121,7 @@ class GlobalDeviceBudget(Adaptor):
         def take(nbytes: int, home: Home, quiet: bool) -> Entry:
             reserved = self._reserved + nbytes
             if reserved <= limit:
-                self._reserved = (
-                    reserved  # no call since it was read: CPython switches threads only at calls and loops
-                )
+                self._reserved = reserved
             else:
                 self._claim(nbytes)
             try:
@@ -144,22 +142,25 @@ class GlobalDeviceBudget(Adaptor):
                 if not entry[1]:
                     self._given_by_arrays += entry[2]
 
-        return Way(desk, take, give)
+        return way.wrapped(take, give)
 
     def _given(self, block: Any) -> None:
-        size = self._ledger.pop(block.generation, None)
-        if size is None and getattr(block, "desk", None) in self._desks:
-            size = int(block.size)  # of an array that somebody asked about
-        if size is None:
-            self._discharge_former(block.size)
-        elif block.state in _NOT_FREE_YET:
-            self._pending.append((block, size))
-            if len(self._pending) > self._settle_at:
-                self._settle()
-                self._settle_at = max(_SETTLE_ABOVE, 2 * len(self._pending))
+        if len(self._pending) > self._settle_at:
+            self._settle()
+            self._settle_at = max(_SETTLE_ABOVE, 2 * len(self._pending))
+        desk = getattr(block, "desk", None)
+        # No call from here on: interrupted before, it is told again.
+        generation, size = block.generation, block.size
+        if generation in self._ledger:
+            size = self._ledger[generation]
+            del self._ledger[generation]
+        elif desk not in self._desks:  # not of an array that somebody asked about: out before this budget
+            size = size if size < self._before else self._before
+            self._before -= size
+        if block.state in _NOT_FREE_YET:
+            self._pending[generation] = block, size
         else:
-            with self._lock:
-                self._reserved -= size
+            self._reserved -= size
 
     def _fetch(self, nbytes: int, stream: Stream, tag: str, kind: Any) -> Any:
         """A block from upstream; where the device has no memory, once more after pending frees."""
@@ -220,17 +221,18 @@ class GlobalDeviceBudget(Adaptor):
     def _outrun(self, nbytes: int) -> bool:
         """Whether only pending frees are in the way: other threads took the room that was waited for."""
         with self._settling:
-            pending = sum(size for block, size in list(self._pending) if block.state in _NOT_FREE_YET)
+            held = list(self._pending.values())
+            pending = sum(size for block, size in held if block.state in _NOT_FREE_YET)
             pending += self._given_by_arrays
             return pending > 0 and self._reserved - pending + nbytes <= self._limit
 
     def _try_claim(self, nbytes: int) -> bool:
         self._settle()
-        with self._lock:
-            if self._reserved + nbytes > self._limit:
-                return False
-            self._reserved += nbytes
-            return True
+        reserved = self._reserved + nbytes
+        if reserved > self._limit:
+            return False
+        self._reserved = reserved
+        return True
 
     def _refusal(self, nbytes: int, tried: list[str]) -> OutOfMemory:
         below: Any = self.upstream  # a decorator cannot tell: the first that can
@@ -247,15 +249,7 @@ class GlobalDeviceBudget(Adaptor):
         )
 
     def _discharge(self, nbytes: int) -> None:
-        with self._lock:
-            self._reserved -= nbytes
-
-    def _discharge_former(self, nbytes: int) -> None:
-        """A block was freed that this budget did not allocate."""
-        with self._lock:
-            known = min(nbytes, self._before)
-            self._before -= known
-            self._reserved -= known
+        self._reserved -= nbytes
 
     def _settle(self) -> None:
         """Discharge what is free by now. Other threads may free meanwhile."""
@@ -265,21 +259,16 @@ class GlobalDeviceBudget(Adaptor):
             free = given - sum(desk.pending for desk in self._desks) if given else 0
             if free > 0:
                 self._given_by_arrays -= free
-                self._discharge(free)
-            for _ in range(len(self._pending)):
-                try:
-                    block, size = self._pending.popleft()
-                except IndexError:
-                    break  # a finaliser on this thread settled too
-                if block.state in _NOT_FREE_YET:
-                    self._pending.append((block, size))
-                else:
-                    self._discharge(size)
-        while self._returned:
-            self._discharge(self._returned.popleft())
-        if self._before:
-            with self._lock:
-                own = sum(list(self._ledger.values())) + sum(size for _, size in list(self._pending))
+                self._reserved -= free
+            for generation, (block, size) in list(self._pending.items()):
+                if block.state not in _NOT_FREE_YET and generation in self._pending:
+                    del self._pending[generation]
+                    self._reserved -= size
+            while self._returned:
+                self._reserved -= self._returned[0]
+                del self._returned[0]
+            if self._before:
+                own = sum(list(self._ledger.values())) + sum(size for _, size in list(self._pending.values()))
                 own += self._given_by_arrays + sum(desk.live for desk in self._desks)
                 gone = self._before - max(0, self.upstream.bytes_outstanding - own)
                 if gone > 0:
@@ -296,8 +285,10 @@ class GlobalDeviceBudget(Adaptor):
             OutOfBudget: there is no room.
         """
         size = as_size(nbytes)
+        reservation = BudgetReservation(self)
         self._claim(size)
-        return BudgetReservation(self, size)
+        reservation.total = reservation.remaining = size
+        return reservation
 
 
 def reserve(resource: DeviceMemoryResource, nbytes: int) -> BudgetReservation:

@@ -94,7 +94,7 @@ class FailureCallbackResource(Adaptor):
                 )
                 return entry
 
-        return Way(way.desk, take, way.give)
+        return way.wrapped(take, way.give)
 
     def _try_again(self, again: Callable[[], Any], nbytes: int, tag: str, error: OutOfMemory) -> Any:
         try:

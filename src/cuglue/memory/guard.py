@@ -1,16 +1,16 @@
 """A resource for finding who writes where it must not, and who uses memory that it gave back.
 
-Owns canaries, poison and the quarantine. Must not know how memory is allocated. For debugging: it blocks the host at
-each free, to look at the canaries.
+Owns when canaries are laid and looked at, and who is held back. Must not know how memory is allocated, nor how canaries
+and poison look: see :mod:`.patterns`. For debugging: it blocks the host at each free, to look at the canaries.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import deque
-from typing import Any, Literal, NamedTuple
-
-import numpy as np
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
 
 from ..arguments import seconds
 from ..core import process
@@ -18,21 +18,26 @@ from ..core.block import BlockId, BlockLife
 from ..core.device import device_state
 from ..core.stream import Stream
 from ..driver.protocol import Access
-from ..errors import CuglueError, LayoutError, OutOfBounds, OutOfMemory, UseAfterFree, raise_together
+from ..errors import (
+    CaptureError,
+    CuglueError,
+    LayoutError,
+    OutOfBounds,
+    OutOfMemory,
+    UseAfterFree,
+    raise_together,
+)
 from ..lifecycle import BlockState
 from .adaptor import Adaptor
 from .block import LARGEST, UnderBlock, as_size, give_back, handed_out
 from .layered import check_block, check_block_id
 from .misuse import MemoryMisuseWarning, Misuse
+from .patterns import Patterns
 from .quarantine import Quarantine
-from .readback import read_back
 from .resource import DeviceMemoryResource
-from .streams import refuge
+from .streams import or_refuge
 from .table import BlockTable
 
-CANARY = 0xCA
-FRESH = 0xCB  # of memory handed out and not written yet
-FREED = 0xDD  # of memory given back
 _MOST_EXTRA = 1 << 20
 
 
@@ -69,10 +74,9 @@ class DebugGuardResource(Adaptor):
             quarantine_age: seconds after which a block is held back no longer.
         """
         super().__init__(upstream)
-        self._canary = as_size(canary, "canary")
-        if self._canary > _MOST_EXTRA:
+        self._patterns = Patterns(as_size(canary, "canary"), poison)
+        if self._patterns.canary > _MOST_EXTRA:
             raise LayoutError("canary", got=f"{canary} bytes", expected=f"at most {_MOST_EXTRA}")
-        self._poison = poison
         self._quarantine: Quarantine[_Guarded] = Quarantine(
             as_size(quarantine_bytes, "quarantine_bytes"), seconds("quarantine_age", quarantine_age)
         )
@@ -88,47 +92,45 @@ class DebugGuardResource(Adaptor):
         if not 0 < nbytes <= LARGEST - 2 * _MOST_EXTRA:
             return self._take(nbytes, stream, tag, kind)  # upstream says what is wrong with that
         stream.refuse_capture("guarded memory, whose canaries would be written by the graph")
-        alignment = stream.state.capabilities.alignment
-        front = -(-self._canary // alignment) * alignment
+        patterns, front = self._patterns, self._patterns.front(stream)
+        size = front + nbytes + patterns.canary
         try:
-            inner = self._take(front + nbytes + self._canary, stream, tag, UnderBlock)
+            inner = self._take(size, stream, tag, UnderBlock)
         except OutOfMemory:
             if not self._quarantine:
                 raise
             self.flush()
-            inner = self._take(front + nbytes + self._canary, stream, tag, UnderBlock)
+            inner = self._take(size, stream, tag, UnderBlock)
+        ptr = inner.ptr + front
         try:
-            self._fill(inner.ptr, CANARY, front, stream)
-            self._fill(inner.ptr + front + nbytes, CANARY, self._canary, stream)
-            if self._poison:
-                self._fill(inner.ptr + front, FRESH, nbytes, stream)
+            patterns.lay(inner.ptr, front, nbytes, stream)
             inner.finish(stream, Access.WRITE)
-            outer = kind(inner.ptr + front, nbytes, stream, inner.write_seq, tag)
+            outer = kind(ptr, nbytes, stream, inner.write_seq, tag)
             self._table.add(outer)
+            self._inner[outer.generation] = inner
         except BaseException as error:
+            self._table.forget(ptr)
             inner.finish(stream, Access.WRITE)
             self._return(inner, error)
             raise
-        self._inner[outer.generation] = inner
         return outer
 
     # --- deallocate ---------------------------------------------------------------------------------------------
     def _deallocate(self, block: Any) -> None:
         if block.state is not BlockState.LIVE or not self._table.remove(block):
             raise self._not_live(block)
-        inner = self._inner[block.generation]
-        guarded = _Guarded(block, inner)
         try:
-            found = self._look_beside(guarded, stream := self._joined(guarded))
-            if self._poison:
-                self._fill(block.ptr, FREED, block.size, stream)
-            inner.finish(stream, Access.WRITE)
+            guarded = _Guarded(block, self._inner[block.generation])
+            offset = self._patterns.broken_beside(block, guarded.inner, stream := self._joined(guarded))
+            found = None if offset is None else Misuse.of("out of bounds", block, offset, self._table)
+            self._patterns.spoil(block, stream)
+            guarded.inner.finish(stream, Access.WRITE)
+            self._quarantine.add(guarded, guarded.inner.size)
+            del self._inner[block.generation]  # no call since it is held: see there
+            block.state = BlockState.QUARANTINED
         except BaseException:
             self._table.add(block)
             raise
-        del self._inner[block.generation]
-        block.state = BlockState.QUARANTINED
-        self._quarantine.add(guarded, inner.size)
         self._tidy()
         if found is not None:
             self.reports.append(found)
@@ -146,10 +148,7 @@ class DebugGuardResource(Adaptor):
 
     def _joined(self, guarded: _Guarded) -> Stream:
         """A stream that comes after all uses of the block, and does not capture: looks and poison are for no graph."""
-        stream: Stream = guarded.outer.stream
-        if not stream.nameable():
-            stream = refuge(stream.state)
-            stream.join_context()
+        stream = or_refuge(guarded.outer.stream)
         stream.refuse_capture("look at guarded memory, or poison it")
         with stream.state.ordering:
             guarded.outer.join_uses(stream)
@@ -158,38 +157,48 @@ class DebugGuardResource(Adaptor):
 
     # --- quarantine ---------------------------------------------------------------------------------------------
     def flush(self) -> None:
-        """Give the whole quarantine back. Blocks the host for each block."""
-        while self._quarantine:
-            self._release_oldest()
+        """Give the quarantine back, but for what a capture is in the way of. Blocks the host for each block.
 
-    def _release_due(self) -> None:
-        while self._quarantine.due():
-            self._release_oldest()
+        Raises:
+            SeveralErrors: more than one block could not be given back; a single error is raised as it is. They stay.
+        """
+        self._release(due=False)
 
     def _tidy(self) -> None:
-        try:
-            self._release_due()
-        except CuglueError:
-            pass  # of an older block, which stays the oldest: the next call tries again, and a reap says so
+        with suppress(
+            CuglueError
+        ):  # of older blocks, which stay: the next call tries again, and a reap says so
+            self._release(due=True)
 
-    def _release_oldest(self) -> None:
-        held = self._quarantine.take()
-        if held is None:
-            return  # another thread was quicker
-        guarded = held.thing
-        said: OutOfBounds | None = None
-        try:
-            found = self._look_inside(guarded)
+    def _release(self, *, due: bool) -> None:
+        """Give back what is held back, oldest first, all of it or what is due. Each block is tried."""
+        errors: list[BaseException] = []
+        stay = 0
+        while (held := self._quarantine.take(due=due, at=(at := stay))) is not None:
+            outer, inner = held.thing
             try:
-                self._give(guarded.inner)
-            except OutOfBounds as error:  # a guard below complains, and has the block all the same
-                said = error
-        except BaseException:
-            self._quarantine.put_back(held)
-            raise
-        guarded.outer.state = guarded.inner.state
-        if guarded.inner.state is not BlockState.FREED:
-            self._leaving.append(guarded)
+                self._give_held(held.thing)
+            except CuglueError as error:
+                stay += 1
+                if not isinstance(error, CaptureError):  # else its time comes when the capture is over
+                    errors.append(error)
+            finally:
+                if inner.state is BlockState.LIVE:
+                    self._quarantine.put_back(held, at)
+                else:
+                    outer.state = inner.state
+                    if inner.state is not BlockState.FREED:
+                        self._leaving += (held.thing,)
+        raise_together(f"ending the quarantine of {self!r}", errors)
+
+    def _give_held(self, guarded: _Guarded) -> None:
+        """Give one block back that is held no longer, and tell what was found in it."""
+        said: OutOfBounds | None = None
+        found = self._look_inside(guarded)
+        try:
+            self._give(guarded.inner)
+        except OutOfBounds as error:  # a guard below complains, and has the block all the same
+            said = error
         if found is not None:
             self.reports.append(found)
         for misuse in found, said:
@@ -199,28 +208,25 @@ class DebugGuardResource(Adaptor):
     def reap_pending(self, *, block: bool = True) -> None:
         """Inherited. Waiting also ends the quarantine; only looking ends it for blocks that were held long enough."""
         device_state(self.driver, self.device).retire.run_forgotten()  # of arrays: held back too
-        if block:
-            self.flush()
-        else:
-            self._release_due()
+        self._release(due=not block)
         self.upstream.reap_pending(block=block)
         self._follow()
 
     def _look(self) -> None:
-        self._release_due()
+        self._release(due=True)
         super()._look()
         self._follow()
 
     def _follow(self) -> None:
         """What is free below is free here."""
         for _ in range(len(self._leaving)):
-            try:
-                guarded = self._leaving.popleft()
-            except IndexError:
-                return
+            if not self._leaving:
+                return  # another thread was quicker
+            guarded = self._leaving[0]
+            del self._leaving[0]
             guarded.outer.state = guarded.inner.state
             if guarded.inner.state is not BlockState.FREED:
-                self._leaving.append(guarded)
+                self._leaving += (guarded,)
 
     def close(self) -> None:
         """Close what lies below, after giving it back what is live and what is held back. Closing again does nothing.
@@ -228,6 +234,7 @@ class DebugGuardResource(Adaptor):
         Memory of living arrays is given back when they die.
 
         Raises:
+            CaptureError: a capture is in the way of some blocks; close it again when that is over.
             OutOfBounds: a canary of a block that was live is broken; the guard is closed all the same.
         """
         if self._life is not process.life:
@@ -236,13 +243,19 @@ class DebugGuardResource(Adaptor):
             device_state(self.driver, self.device).retire.run_forgotten()
         held = handed_out(self._table)
         misuses: list[BaseException] = []
+        errors: list[BaseException] = []
         for block in held:
             try:
                 give_back(block, self)
-            except OutOfBounds as error:
-                misuses.append(error)
+            except CuglueError as error:
+                (misuses if isinstance(error, OutOfBounds) else errors).append(error)
+        raise_together(f"closing {self!r}", errors)
         self._quarantine.end()  # what comes back from now on is held back no longer
         self.flush()
+        if self._quarantine:
+            raise CaptureError(
+                repr(self), got="close()", expected="the end of a capture, which is in the way"
+            )
         self.upstream.close()
         self._follow()
         if held:
@@ -253,56 +266,41 @@ class DebugGuardResource(Adaptor):
 
     # --- looking ------------------------------------------------------------------------------------------------
     def check(self) -> None:
-        """Look at every canary and at everything held back, but for memory of streams that capture. Blocks the host.
+        """Look at every canary and at everything held back, but for what a capture is in the way of. Blocks the host.
 
         Raises:
             OutOfBounds, UseAfterFree: the first misuse found; all of them are in :attr:`reports`.
         """
-        found: list[Misuse | None] = []
-        for outer in list(self._table):
-            inner = self._inner.get(outer.generation)
-            if inner is None or any(s.capturing for s in (outer.stream, *(s for s, _ in outer.uses()))):
+        looks = [partial(self._look_at_live, outer) for outer in list(self._table)]
+        looks += [partial(self._look_inside, guarded) for guarded in self._quarantine]
+        misuses: list[Misuse] = []
+        for look in looks:
+            try:
+                found = look()
+            except CaptureError:
                 continue
-            guarded = _Guarded(outer, inner)
-            found.append(self._look_beside(guarded, self._joined(guarded)))
-        found += [self._look_inside(guarded) for guarded in self._quarantine]
-        misuses = [misuse for misuse in found if misuse is not None]
+            if found is not None:
+                misuses.append(found)
         self.reports += misuses
         if misuses:
             raise misuses[0].error()
 
-    def _look_beside(self, guarded: _Guarded, stream: Stream) -> Misuse | None:
-        """Whether a canary is broken; ``stream`` comes after all uses."""
-        outer, inner = guarded
-        front = outer.ptr - inner.ptr
-        before, after = read_back(stream, (inner.ptr, front), (outer.ptr + outer.size, self._canary))
-        wrong = [
-            *(np.flatnonzero(before != CANARY) - front)[-1:],
-            *(np.flatnonzero(after != CANARY) + outer.size)[:1],
-        ]
-        return self._misuse("out of bounds", outer, int(wrong[0])) if wrong else None
+    def _look_at_live(self, outer: Any) -> Misuse | None:
+        """Whether a canary of a live block is broken. Looks at nothing that a graph uses."""
+        inner = self._inner.get(outer.generation)
+        if inner is None or any(s.capturing for s in (outer.stream, *(s for s, _ in outer.uses()))):
+            return None
+        offset = self._patterns.broken_beside(outer, inner, self._joined(_Guarded(outer, inner)))
+        return None if offset is None else Misuse.of("out of bounds", outer, offset, self._table)
 
     def _look_inside(self, guarded: _Guarded) -> Misuse | None:
         """Whether a block that is held back was written."""
         outer, inner = guarded
         stream = inner.write_stream
-        if not self._poison or stream.capturing:
+        if not self._patterns.poison or stream.capturing:
             return None
-        if not stream.nameable():
-            stream = refuge(stream.state)
-            stream.join_context()
-        (body,) = read_back(stream, (outer.ptr, outer.size))
-        wrong = np.flatnonzero(body != FREED)
-        return self._misuse("use after free", outer, int(wrong[0])) if wrong.size else None
-
-    def _misuse(self, kind: Literal["out of bounds", "use after free"], block: Any, offset: int) -> Misuse:
-        others = [b for b in self._table if b is not block]
-        nearest = min(others, key=lambda b: abs(b.ptr - block.ptr), default=None)
-        return Misuse(kind, block.tag, block.generation, offset, nearest.tag if nearest else None)
-
-    def _fill(self, ptr: int, value: int, nbytes: int, stream: Stream) -> None:
-        if nbytes:
-            self.driver.fill_async(ptr, value, nbytes, stream.handle)
+        offset = self._patterns.written_inside(outer, or_refuge(stream))
+        return None if offset is None else Misuse.of("use after free", outer, offset, self._table)
 
     # --- uses ---------------------------------------------------------------------------------------------------
     # Told to the resource below, and noted at the block that the user has: cuglue.use looks there.

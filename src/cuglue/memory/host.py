@@ -121,13 +121,23 @@ class PinnedHostResource(_Lends, TracksUses):
         self._check_process()
         if block.state is not BlockState.LIVE or not self._table.remove(block):
             raise self._not_live(block)
-        if self._tickets is not None:
-            self._tickets.forget(block)
-        # CuPy tells nobody what it queues: everything on the home stream counts.
-        uses = ((block.stream, block.stream.submit()), *block.uses())
+        try:
+            if self._tickets is not None:
+                self._tickets.forget(block)
+            # CuPy tells nobody what it queues: everything on the home stream counts.
+            pending = _Pending(block, ((block.stream, block.stream.submit()), *block.uses()))
+        except BaseException:  # interrupted
+            self._table.add(block)
+            raise
+        self._waiting += (pending,)  # and no call up to there
         block.state = BlockState.RETIRED
-        self._waiting.append(_Pending(block, uses))
         self._ready = False
+
+    def _close(self) -> None:
+        """Inherited. Refused while a capture keeps memory from being freed, which nobody would do later."""
+        if self._waiting or len(self._table):
+            self._state.refuse_captures("close a resource with memory to free")
+        super()._close()
 
     def reap_pending(self, *, block: bool = True) -> None:
         """Free what the device is done with.
@@ -161,21 +171,17 @@ class PinnedHostResource(_Lends, TracksUses):
         if self._state.capturing:
             return  # freeing pinned memory would break the capture
         for _ in range(len(self._waiting)):
-            try:
-                entry = self._waiting.popleft()
-            except IndexError:
+            if not self._waiting:
                 return
+            entry = self._waiting[0]
+            del self._waiting[0]  # and no call before it: see quarantine
             try:
-                done = not self._is_lent(entry.block) and all(s.done(seq) for s, seq in entry.uses)
-                if done:
+                if not self._is_lent(entry.block) and all(s.done(seq) for s, seq in entry.uses):
                     self._driver.host_free(entry.block.ptr)
-            except BaseException:
-                self._waiting.append(entry)
-                raise
-            if done:
-                entry.block.state = BlockState.FREED
-            else:
-                self._waiting.append(entry)
+                    entry.block.state = BlockState.FREED
+            finally:
+                if entry.block.state is not BlockState.FREED:
+                    self._waiting += (entry,)
 
     def _make_room(self, stream: Stream) -> list[str]:
         tried = super()._make_room(stream)

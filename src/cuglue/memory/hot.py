@@ -51,18 +51,48 @@ _OF_A_BLOCK = [n for n in dir(ArrayBlock) if not n.startswith("_") and n not in 
 
 
 class Way(NamedTuple):
-    """What an allocator function calls. A layer over another one wraps both functions.
+    """What an allocator function calls. A layer over another one wraps the first two functions, or is told.
 
     Attributes:
         desk: of the allocator function.
         take: ``(bytes, home, quiet)`` to an entry: new memory. ``quiet``: the stream is known to capture nothing.
         give: ``(entry)``: free it. Who calls that has claimed it, and puts it back if it still has an address after a
             failure; without one it is free, and something above the driver failed.
+        took, gave: ``(bytes)``: told of each allocation and each free that is done, or None. A layer that only counts
+            costs a call less so. They count nothing if they are interrupted.
+        bare: take and give call the driver, and nobody else.
     """
 
     desk: Desk
     take: Callable[[int, Home, bool], Entry]
     give: Callable[[Entry], None]
+    took: Callable[[int], None] | None = None
+    gave: Callable[[int], None] | None = None
+    bare: bool = False
+
+    def wrapped(self, take: Callable[[int, Home, bool], Entry], give: Callable[[Entry], None]) -> Way:
+        """The way of a layer over this one."""
+        return self._replace(take=take, give=give, bare=False)
+
+    def telling(self, took: Callable[[int], None], gave: Callable[[int], None]) -> Way:
+        """The same way, that tells these two, after whom it tells already."""
+        if self.took is None or self.gave is None:
+            return self._replace(took=took, gave=gave)
+        first_took, first_gave = self.took, self.gave
+
+        def took_both(nbytes: int) -> None:
+            first_took(nbytes)
+            try:
+                took(nbytes)
+            except BaseException:  # interrupted
+                first_gave(nbytes)
+                raise
+
+        def gave_both(nbytes: int) -> None:
+            first_gave(nbytes)
+            gave(nbytes)
+
+        return self._replace(took=took_both, gave=gave_both)
 
 
 def driver_way(source: SourceResource, take_back: Callable[[Entry], None]) -> Way:
@@ -116,7 +146,7 @@ def driver_way(source: SourceResource, take_back: Callable[[Entry], None]) -> Wa
             if home.left:
                 desk.left[id(home)] = home
 
-    way = Way(desk, take, give)
+    way = Way(desk, take, give, bare=True)
     return way
 
 
@@ -131,17 +161,26 @@ def give_up(way: Way, entry: Entry, error: BaseException) -> None:
 
 def _claim_and_give(way: Way, entry: Entry) -> None:
     way.desk.source._arrays.claim(entry)
-    give_claimed(way, entry)
+    _give(way, entry)
 
 
-def give_claimed(way: Way, entry: Entry) -> None:
-    """Give back what was claimed; if that fails it is live."""
-    if not entry[1]:
-        return  # it is free, and only what came after that was interrupted
+def _give(way: Way, entry: Entry) -> None:
+    """Give back what was claimed, if it is not free already; if that fails it is live."""
     try:
-        way.give(entry)
+        if entry[1]:
+            way.give(entry)
     finally:
         way.desk.source._arrays.put_back(entry)
+
+
+def give_and_tell(way: Way, entry: Entry) -> None:
+    """Give back what was claimed and told of. After an interrupt it is called again, and tells once."""
+    try:
+        _give(way, entry)
+    finally:
+        if way.gave is not None and not entry[1] and entry[2]:
+            way.gave(entry[2])
+            entry[2] = 0
 
 
 def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deallocate) -> Malloc:
@@ -157,7 +196,7 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
         """The array whose memory this was is gone."""
         block = source._arrays.claim(entry)
         if block is None:
-            give_claimed(way, entry)
+            give_and_tell(way, entry)
         elif block.state is live:
             deallocate(block)
 
@@ -165,14 +204,14 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
     if found is None:
         return make_slow_malloc(resource, make_long_way(resource, allocate, deallocate))
     way: Way = found
-    desk, take, give = way
+    desk, take, give, took, gave, bare = way
     long_way = make_long_way(resource, allocate, deallocate, desk.open_home)
     desk.resource = ref(resource)
     source = desk.source
     arrays = source._arrays
     plain, blocks = arrays.plain, source._table.entries
     claim, setdefault = plain.pop, plain.setdefault
-    layers, pending = resource is not source, source._counts_pending
+    pending = source._counts_pending
     pointer = types.MemoryPointer
     driver, device = resource.driver, resource.device
     retire = source._state.retire
@@ -241,7 +280,7 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
                 try:
                     former = entry[3]
                     # As driver_way gives, without a call; below, as it takes.
-                    if layers:
+                    if not bare:
                         give(entry)
                     else:
                         if shortcuts.on:
@@ -255,14 +294,18 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
                                 desk.left[id(former)] = former
                     if former is home:
                         quiet = True
+                    if gave is not None:
+                        gave(entry[2])
                 except BaseException as error:
-                    if not entry[1]:
+                    if not entry[1]:  # it is free: above the driver somebody was interrupted
+                        if gave is not None:
+                            gave(entry[2])
                         raise
                     plain[entry[1]] = entry
                     retire.keep(entry, free_refused(shortcuts, entry[3], error))
             else:
                 retire.run_one(entry)
-        if layers:
+        if not bare:
             entry = take(nbytes, home, quiet)
         else:
             if home.asks and not quiet and captures(home.handle):
@@ -282,11 +325,17 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
                 if not isinstance(error, DriverError):  # else it is not ours to free; see below
                     give_up(way, entry, error)
                 raise
+        told = False
         try:
+            if took is not None:
+                took(nbytes)
+                told = True
             memory = new(ArrayMemory)
             memory.entry = entry
         except BaseException as error:  # interrupted: nobody gets it
             give_up(way, entry, error)
+            if told and gave is not None:
+                gave(nbytes)
             raise
         memory.ptr = entry[1]
         memory.size = nbytes

@@ -13,6 +13,7 @@ from typing import Any
 from ..arguments import shown
 from ..core.stream import Stream
 from ..errors import UsageError
+from ..lifecycle import BlockState
 from .adaptor import Adaptor
 from .block import UNTAGGED
 from .desks import Home
@@ -21,6 +22,7 @@ from .hot import Way, give_up
 from .records import Action, AllocationRecord, Failure, Sink, failure_of, next_order
 from .resource import DeviceMemoryResource
 
+_LIVE = BlockState.LIVE
 _new_record = tuple.__new__  # a named tuple's own way is a third slower
 _thread, _now = threading.get_ident, time.time_ns
 _ALLOCATE, _DEALLOCATE, _REAP = Action.ALLOCATE, Action.DEALLOCATE, Action.REAP_PENDING
@@ -65,7 +67,8 @@ class LoggingResource(Adaptor):
         try:
             self._give(block)
         except BaseException as error:
-            self._emit(_DEALLOCATE, *identity, failure_of(error))
+            interrupted = not isinstance(error, Exception) and block.state is not _LIVE  # and given back
+            self._emit(_DEALLOCATE, *identity, None if interrupted else failure_of(error))
             raise
         self._emit(_DEALLOCATE, *identity, None)
 
@@ -73,7 +76,7 @@ class LoggingResource(Adaptor):
         way = self._way_below(LoggingResource, take_back)
         if way is None:
             return None
-        desk, take_below, give_below = way
+        desk, take_below, give_below = way[:3]
         desk.numbered = True
         emit, ordinal, emitting = self._emit, self._ordinal, self._emitting
 
@@ -89,19 +92,20 @@ class LoggingResource(Adaptor):
                 self._dropped += 1
                 return entry
             try:
-                emitting.add(me)
-                record = (
-                    _ALLOCATE, ordinal, home.stream.id, entry[1], nbytes, UNTAGGED, entry[5],
-                    me, next_order(), _now(), None,
-                )  # fmt: skip
-                self.sink.emit(_new_record(AllocationRecord, record))
-            except Exception:  # noqa: BLE001 - whatever a sink does, memory goes on
-                self._dropped += 1
-            except BaseException as error:  # the sink was interrupted: nobody gets this memory
+                try:
+                    emitting.add(me)
+                    record = (
+                        _ALLOCATE, ordinal, home.stream.id, entry[1], nbytes, UNTAGGED, entry[5],
+                        me, next_order(), _now(), None,
+                    )  # fmt: skip
+                    self.sink.emit(_new_record(AllocationRecord, record))
+                except Exception:  # noqa: BLE001 - whatever a sink does, memory goes on
+                    self._dropped += 1
+                finally:
+                    emitting.discard(me)
+            except BaseException as error:  # interrupted: nobody gets this memory
                 give_up(way, entry, error)
                 raise
-            finally:
-                emitting.discard(me)
             return entry
 
         def give(entry: Entry) -> None:
@@ -127,7 +131,7 @@ class LoggingResource(Adaptor):
             finally:
                 emitting.discard(me)
 
-        return Way(desk, take, give)
+        return way.wrapped(take, give)
 
     def reap_pending(self, *, block: bool = True) -> None:
         """Inherited."""

@@ -5,10 +5,14 @@ Owns the report. Must not know how misuse is found.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
+from ..core.block import BlockLife
 from ..errors import OutOfBounds, UseAfterFree
+
+Kind = Literal["out of bounds", "use after free"]
 
 
 class MemoryMisuseWarning(UserWarning):
@@ -27,11 +31,18 @@ class Misuse:
         neighbour: tag of the nearest live block, which may be the one that ran over; None if there is none.
     """
 
-    kind: Literal["out of bounds", "use after free"]
+    kind: Kind
     tag: str
     generation: int
     offset: int
     neighbour: str | None
+
+    @classmethod
+    def of(cls, kind: Kind, block: BlockLife, offset: int, live: Iterable[BlockLife]) -> Self:
+        """What was found at a block, among those that are ``live``."""
+        others = [other for other in live if other is not block]
+        nearest = min(others, key=lambda other: abs(other.ptr - block.ptr), default=None)
+        return cls(kind, block.tag, block.generation, offset, nearest.tag if nearest else None)
 
     def __str__(self) -> str:
         beside = f", nearest live block {self.neighbour!r}" if self.neighbour is not None else ""

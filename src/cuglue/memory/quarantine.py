@@ -1,11 +1,13 @@
 """What is held back for a while: oldest first, until there is too much of it or it is too old.
 
 Owns the line and its bytes. Must not know what is held, nor what happens to it afterwards.
+
+There is no lock: lines that change the two together have no call between them, so that neither another thread nor an
+interrupt comes between (see :mod:`.budget`).
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -34,36 +36,36 @@ class Quarantine(Generic[T]):
         self._most_bytes = most_bytes
         self._most_age = most_age
         self._line: deque[Held[T]] = deque()
-        self._lock = threading.RLock()
         self.nbytes = 0  # summed anew each time, it would cost more with each thing that is held
 
     def add(self, thing: T, nbytes: int) -> None:
         """Hold ``thing`` from now on."""
-        with self._lock:
-            self._line.append(Held(time.monotonic(), nbytes, thing))
-            self.nbytes += nbytes
+        held = Held(time.monotonic(), nbytes, thing)
+        self._line += (held,)
+        self.nbytes += nbytes
 
-    def due(self) -> bool:
-        """Whether the oldest has to leave."""
-        with self._lock:
-            if not self._line:
-                return False
-            return self.nbytes > self._most_bytes or time.monotonic() - self._line[0].since > self._most_age
+    def take(self, *, due: bool, at: int = 0) -> Held[T] | None:
+        """The oldest, which is held no longer; None if there is none.
 
-    def take(self) -> Held[T] | None:
-        """The oldest, which is held no longer; None if there is none."""
-        with self._lock:
-            if not self._line:
-                return None
-            held = self._line.popleft()
-            self.nbytes -= held.nbytes
-            return held
+        Args:
+            due: only if it has to leave.
+            at: so many at the front cannot leave now, and are passed by.
+        """
+        now, line = time.monotonic(), self._line
+        try:
+            held = line[at]
+        except IndexError:
+            return None
+        if due and self.nbytes <= self._most_bytes and now - held.since <= self._most_age:
+            return None
+        del line[at]
+        self.nbytes -= held.nbytes
+        return held
 
-    def put_back(self, held: Held[T]) -> None:
-        """It could not leave: it is the oldest again."""
-        with self._lock:
-            self._line.appendleft(held)
-            self.nbytes += held.nbytes
+    def put_back(self, held: Held[T], at: int = 0) -> None:
+        """It could not leave: it is in its place again."""
+        self.nbytes += held.nbytes
+        self._line.insert(at, held)
 
     def end(self) -> None:
         """All that is held, and will be, is due."""

@@ -5,7 +5,6 @@ Owns what is left of them. Must not know how the budget makes room.
 
 from __future__ import annotations
 
-import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -21,12 +20,11 @@ if TYPE_CHECKING:
 class BudgetReservation:
     """Bytes of a budget, charged already. Made by :meth:`GlobalDeviceBudget.reserve`."""
 
-    def __init__(self, budget: GlobalDeviceBudget, nbytes: int) -> None:
+    total = remaining = 0  # until the budget has charged them
+    closed = False
+
+    def __init__(self, budget: GlobalDeviceBudget) -> None:
         self._budget = budget
-        self._lock = threading.RLock()
-        self.total = nbytes
-        self.remaining = nbytes
-        self.closed = False
 
     def allocate(self, nbytes: int, stream: object = None, tag: str = UNTAGGED) -> DeviceBlock:
         """A block out of the reservation; freeing it gives its bytes to the budget, not to the reservation.
@@ -37,26 +35,27 @@ class BudgetReservation:
             OutOfBudget: more than is left here; ``limit`` is the reservation's total.
             ClosedError: the rest was given back.
         """
-        size = as_size(nbytes)
-        with self._lock:
-            if self.closed:
-                raise ClosedError(repr(self), got="allocate()", expected="an open reservation")
-            if size > self.remaining:
-                raise cupy_error(
-                    OutOfBudget(
-                        "budget reservation",
-                        current=self.total - self.remaining,
-                        requested=size,
-                        limit=self.total,
-                        hint="Reserve more",
-                    )
+        size, budget = as_size(nbytes), self._budget
+        # No call between a look and what it decides, here and below: see the budget.
+        if self.closed:
+            raise ClosedError(repr(self), got="allocate()", expected="an open reservation")
+        if size > self.remaining:
+            raise cupy_error(
+                OutOfBudget(
+                    "budget reservation",
+                    current=self.total - self.remaining,
+                    requested=size,
+                    limit=self.total,
+                    hint="Reserve more",
                 )
-            self.remaining -= size
-        budget = self._budget
+            )
+        self.remaining -= size
         try:
             block: DeviceBlock = budget._obtain(size, budget._stream(stream), tag, DeviceBlock)
         except BaseException:
-            with self._lock:
+            if self.closed:  # meanwhile
+                budget._reserved -= size
+            else:
                 self.remaining += size
             raise
         block.resource = budget
@@ -64,9 +63,9 @@ class BudgetReservation:
 
     def close(self) -> None:
         """Give back what was not allocated. Closing again does nothing."""
-        with self._lock:
-            rest, self.remaining, self.closed = self.remaining, 0, True
-        self._budget._discharge(rest)
+        budget, rest = self._budget, self.remaining
+        self.remaining, self.closed = 0, True
+        budget._reserved -= rest
 
     def __enter__(self) -> Self:
         return self

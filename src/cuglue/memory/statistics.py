@@ -14,7 +14,6 @@ from typing import Any, Self
 from ..core.stream import Stream
 from ..errors import UsageError
 from .adaptor import Adaptor
-from .desks import Home
 from .entries import Entry
 from .hot import Way
 from .resource import DeviceMemoryResource
@@ -48,28 +47,16 @@ class _Counters:
         self.total_count = self.total_nbytes = 0
 
 
-class StatisticsResource(Adaptor):
-    """Counts what goes through, on all threads."""
+def _counting(
+    counters: _Counters, scopes: list[StatisticsScope], tell_scopes: Callable[[int, int], None]
+) -> tuple[Callable[[int], None], Callable[[int], None]]:
+    """``(took, gave)``: count bytes in, and out.
 
-    def __init__(self, upstream: DeviceMemoryResource) -> None:
-        super().__init__(upstream)
-        self._lock = threading.RLock()  # re-entrant: a signal handler may allocate
-        self._counters = _Counters()
-        self._scopes: list[StatisticsScope] = []
+    Between the first line of counting and the last there is no call: CPython changes threads, and looks at signals,
+    only at calls and loops. Nobody who counts or looks comes between, and each array saves the price of two locks.
+    """
 
-    def _allocate(self, nbytes: int, stream: Stream, tag: str, kind: Any) -> Any:
-        block = self._take(nbytes, stream, tag, kind)
-        self._count(block.size)
-        return block
-
-    def _given(self, block: Any) -> None:
-        self._counters.count -= 1
-        self._counters.nbytes -= block.size
-
-    # Between the first line of counting and the last there is no call: CPython switches threads only at calls and
-    # loops, so that nobody who counts or looks comes between, and each array saves the price of two locks.
-    def _count(self, nbytes: int) -> None:
-        counters = self._counters
+    def took(nbytes: int) -> None:
         counters.total_count += 1
         counters.total_nbytes += nbytes
         count = counters.count = counters.count + 1
@@ -78,8 +65,41 @@ class StatisticsResource(Adaptor):
             counters.peak_count = count
         if live > counters.peak_nbytes:
             counters.peak_nbytes = live
-        if self._scopes:
-            self._tell_scopes(live, count)
+        if scopes:
+            try:
+                tell_scopes(live, count)
+            except BaseException:  # interrupted
+                gave(nbytes)
+                raise
+
+    def gave(nbytes: int) -> None:
+        counters.count -= 1
+        counters.nbytes -= nbytes
+
+    return took, gave
+
+
+class StatisticsResource(Adaptor):
+    """Counts what goes through, on all threads."""
+
+    def __init__(self, upstream: DeviceMemoryResource) -> None:
+        super().__init__(upstream)
+        self._lock = threading.RLock()  # re-entrant: a signal handler may allocate
+        self._counters = _Counters()
+        self._scopes: list[StatisticsScope] = []
+        self._took, self._gave = _counting(self._counters, self._scopes, self._tell_scopes)
+
+    def _allocate(self, nbytes: int, stream: Stream, tag: str, kind: Any) -> Any:
+        block = self._take(nbytes, stream, tag, kind)
+        try:
+            self._took(block.size)
+        except BaseException as error:  # interrupted: it is not counted, and nobody gets it
+            self._return(block, error)
+            raise
+        return block
+
+    def _given(self, block: Any) -> None:
+        self._gave(block.size)
 
     def _tell_scopes(self, nbytes: int, count: int) -> None:
         with self._lock:
@@ -88,35 +108,7 @@ class StatisticsResource(Adaptor):
 
     def _way(self, take_back: Callable[[Entry], None]) -> Way | None:
         way = self._way_below(StatisticsResource, take_back)
-        if way is None:
-            return None
-        desk, take_below, give_below = way
-        counters, scopes, tell_scopes = self._counters, self._scopes, self._tell_scopes
-
-        def take(nbytes: int, home: Home, quiet: bool) -> Entry:
-            entry = take_below(nbytes, home, quiet)
-            # As _count, without a call.
-            counters.total_count += 1
-            counters.total_nbytes += nbytes
-            count = counters.count = counters.count + 1
-            live = counters.nbytes = counters.nbytes + nbytes
-            if count > counters.peak_count:
-                counters.peak_count = count
-            if live > counters.peak_nbytes:
-                counters.peak_nbytes = live
-            if scopes:
-                tell_scopes(live, count)
-            return entry
-
-        def give(entry: Entry) -> None:
-            try:
-                give_below(entry)
-            finally:
-                if not entry[1]:
-                    counters.count -= 1
-                    counters.nbytes -= entry[2]
-
-        return Way(desk, take, give)
+        return way and way.telling(self._took, self._gave)
 
     def statistics(self) -> Statistics:
         """The counters now."""

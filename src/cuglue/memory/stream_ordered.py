@@ -11,6 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
+from ..core.block import OPEN
 from ..core.stream import Stream
 from ..errors import UnsupportedError, raise_together
 from ..lifecycle import BlockState
@@ -93,11 +94,12 @@ class AsyncCudaResource(SourceResource, TracksUses):
     def _deallocate(self, block: Any) -> None:
         stream = self._release(block)
         block.state = _RETIRED  # at once: whatever is interrupted from here on, it is given back
+        block.reads = None
+        block.write_stream, block.write_seq = stream, OPEN
+        self._retired.append(block)
+        block.write_seq = stream.submit()  # its last use is its free
         if self._tickets is not None:
             self._tickets.forget(block)
-        block.reads = None
-        block.write_stream, block.write_seq = stream, stream.submit()  # its last use is its free
-        self._retired.append(block)
         if len(self._retired) > self._reap_above:
             self._ready = False  # the next allocation looks which of them are free
 
@@ -126,6 +128,8 @@ class AsyncCudaResource(SourceResource, TracksUses):
         self._state.retire.run_forgotten()
         newest: dict[Stream, int] = {}
         for entry in list(self._retired):
+            if entry.write_seq == OPEN:  # whoever gives it back is in the middle of that, or was interrupted
+                entry.write_seq = entry.write_stream.submit()
             newest[entry.write_stream] = max(entry.write_seq, newest.get(entry.write_stream, 0))
         with self._reaping:
             for desk in self._desks:
@@ -160,7 +164,8 @@ class AsyncCudaResource(SourceResource, TracksUses):
                 block = self._retired.popleft()
             except IndexError:
                 return  # another thread reaps too
-            if block.write_seq <= done.get(block.write_stream, 0):
+            # No call from there to here: an interrupt would lose it.
+            if block.write_stream in done and block.write_seq <= done[block.write_stream]:
                 block.state = _FREED
             else:
                 self._retired.append(block)

@@ -38,6 +38,15 @@ def refuge(state: DeviceState) -> Stream:
     return state.refuge
 
 
+def or_refuge(stream: Stream) -> Stream:
+    """``stream``; where it may not be named the :func:`refuge`, behind everything that the device has got."""
+    if stream.nameable():
+        return stream
+    found = refuge(stream.state)
+    found.join_context()
+    return found
+
+
 def prepare_refuge(stream: Stream) -> None:
     """Make the :func:`refuge` now if memory of ``stream`` may have to be freed there.
 

@@ -133,7 +133,7 @@ class TrackingResource(Adaptor):
         way = self._way_below(TrackingResource, take_back)
         if way is None:
             return None
-        desk, take_below, give_below = way
+        desk, take_below, give_below = way[:3]
         desk.numbered = True
         live, ordinal = self._live, self.device_ordinal
 
@@ -158,7 +158,7 @@ class TrackingResource(Adaptor):
                 if not entry[1]:
                     live.pop(entry[5], None)
 
-        return Way(desk, take, give)
+        return way.wrapped(take, give)
 
     def live(self) -> list[LiveAllocation]:
         """What is live, oldest first. Memory of dead arrays is given back first. Only enqueues."""
