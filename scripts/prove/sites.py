@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 CALLS: dict[str, tuple[str, ...]] = {
     "wait": (
         "wait_for", "join", "join_uses", "join_context", "hold_context", "join_all", "hold_all",
-        "stream_wait_event", "context_wait",
+        "stream_wait_event", "wait_event", "follow",
+        "context_wait",
         "wait", "semaphore_wait", "order_consumer", "order_host", "order_everybody", "synchronize",
         "stream_synchronize", "device_synchronize", "event_synchronize", "hold_partners", "await_turn",
         "wait_for_copies",

@@ -75,6 +75,10 @@ class Layout:
                 hint="Copy the broadcast array first (numpy.ascontiguousarray, .copy())",
             )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = self.shape, self.strides, self.dtype
+        return type(self), fields  # and nothing of what was worked out
+
     # --- ways to make one
 
     @classmethod

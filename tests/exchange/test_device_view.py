@@ -19,6 +19,7 @@ from cuglue.driver.protocol import CaptureMode, CopyKind, MemoryType
 from cuglue.errors import CaptureError, ClosedError, DriverError, UnsupportedError
 from cuglue.exchange import ArrayView, BlockOwner
 from cuglue.exchange import view as view_module
+from cuglue.exchange.owner import export_on
 from cuglue.layout import Layout
 from cuglue.testing.dlpack_reader import IS_COPIED, read
 
@@ -456,3 +457,12 @@ def test_a_dead_block_exports_nothing(driver, monkeypatch):
             with pytest.raises(ClosedError, match="generation"):
                 attempt()
         assert calls == []
+
+
+def test_whoever_an_export_is_made_for_is_noted(driver):
+    owner = make(driver)[0].export_owner
+    consumer = cuglue.as_stream(driver.Stream())
+    assert export_on(owner, consumer, lambda: "made") == "made"
+    assert owner.consumers == (consumer,)
+    assert export_on(owner, None, lambda: "made") == "made"
+    assert owner.consumers == (consumer,)

@@ -38,3 +38,19 @@ class Event:
     def __del__(self) -> None:
         if getattr(self, "handle", 0):
             self.stream.state.give_event(self.handle)
+
+
+def follow(stream: Stream, origin: Stream) -> None:
+    """Order later work of ``stream`` after all that ``origin`` has got, by an event that nobody else has to find.
+
+    Two calls of the driver, and nothing to be looked at later: exports and arrays of others do it each time.
+    """
+    stream.refuse_capture("wait for another stream", "Run the work once before, or in the warmup()")
+    origin.refuse_capture("record an event")
+    state = origin.state
+    event = state.take_event()
+    try:
+        state.driver.event_record(event, origin.handle)
+        stream.wait_event(event)
+    finally:
+        state.give_event(event)

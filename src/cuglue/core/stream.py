@@ -23,7 +23,7 @@ from ..driver.registry import current_driver
 from ..errors import CaptureError, DriverError, StreamMisuse
 from .context import hold_all, join_all
 from .device import DeviceState, device_state
-from .event import Event
+from .event import Event, follow
 from .foreign import handle_of
 from .process import ThreadToken, this_thread
 
@@ -113,22 +113,34 @@ class Stream:
             return False
         self.refuse_capture("wait for another stream", "Run the work once before, or in the warmup()")
         covered, event = origin._cover(seq)
+        self.wait_event(event)
+        if self.synced.get(origin.id, 0) < covered:
+            self.synced[origin.id] = covered
+        return True
+
+    def wait_event(self, event: int) -> None:
+        """Order later work here after an event of the driver. Only enqueues."""
         try:
             self.driver.stream_wait_event(self.handle, event)
         except DriverError as error:
             if self.owner is None and error.code == INVALID_HANDLE:
                 raise self.unknown() from error
             raise
-        if self.synced.get(origin.id, 0) < covered:
-            self.synced[origin.id] = covered
-        return True
 
     def join(self, origin: Stream) -> bool:
         """Order later work here after *everything* queued on ``origin``, also what others queued there.
 
         Ordering: only enqueues. Never elided unless both are the same stream.
         """
-        return origin is not self and self.wait_for(origin, origin.submit())
+        if origin is self:
+            return False
+        seq = origin.submit()
+        if not origin.nameable():
+            return self.wait_for(origin, seq)
+        follow(self, origin)
+        if self.synced.get(origin.id, 0) < seq:
+            self.synced[origin.id] = seq
+        return True
 
     def join_context(self) -> None:
         """Order later work here after everything queued on any stream of the device, unknown ones too.

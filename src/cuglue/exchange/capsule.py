@@ -103,16 +103,17 @@ def device_capsule(
         plain: the driver itself calls the address memory of that device; managed memory is said to be so too, because
             PyTorch and JAX take no other.
     """
-    wrap, view_of = _makers()
-    view = view_of(
-        wrap(ptr, layout.nbytes, owner=keep),
-        shape=layout.shape,
-        strides=layout.element_strides(),
-        dtype=layout.dtype,
-        is_readonly=readonly,
-    )
+    key = ptr, device, readonly
+    known = layout.__dict__.get("_exported")
+    if known is None or known[0] != key or not plain:
+        # What the driver says of an address is asked once; of managed memory each time.
+        known = key, _view_of(ptr, layout, readonly=readonly), dl_type(layout.dtype)
+        if plain:
+            layout.__dict__["_exported"] = known
+    _, first, made = known
+    view = first.view(dtype=layout.dtype)  # another one over the same memory
+    view.keep = keep
     capsule = view.__dlpack__(max_version=VERSION if versioned else None)
-    made = dl_type(layout.dtype)
     if element != made or copied or not plain or not layout.size:
         tensor, flags = _open(capsule, versioned=versioned, ndim=layout.ndim, element=made)
         _say_element(tensor, element)
@@ -122,12 +123,29 @@ def device_capsule(
     return capsule
 
 
+def _view_of(ptr: int, layout: Layout, *, readonly: bool) -> Any:
+    """A view that keeps nothing alive: whoever makes another one of it says what that keeps."""
+    wrap, view_of = _makers()
+    return view_of(
+        wrap(ptr, layout.nbytes),
+        shape=layout.shape,
+        strides=layout.element_strides(),
+        dtype=layout.dtype,
+        is_readonly=readonly,
+    )
+
+
 @cache
 def _makers() -> tuple[Callable[..., Any], Callable[..., Any]]:
     from cuda.core import Buffer
     from cuda.core.utils import StridedMemoryView
 
-    return Buffer.from_handle, StridedMemoryView.from_buffer
+    class Exported(StridedMemoryView):  # type: ignore[misc] # it has no types
+        """A view that keeps something: the capsule made of it keeps the view."""
+
+        __slots__ = ("keep",)
+
+    return Buffer.from_handle, Exported.from_buffer
 
 
 def _say_element(tensor: _DLTensor, element: DLType) -> None:

@@ -11,6 +11,7 @@ which would hide the error. What cannot be exported is a ``BufferError``, a wron
 from __future__ import annotations
 
 from enum import Enum
+from functools import lru_cache
 from operator import index
 from typing import Final, NamedTuple
 
@@ -71,6 +72,18 @@ def negotiate(
         ValueError: a stream number that it does not allow.
         BufferError: this memory cannot be exported as asked.
     """
+    if (
+        copy is dl_device is None
+        and type(max_version) is tuple
+        and len(max_version) == 2
+        and type(max_version[0]) is type(max_version[1]) is int
+        and max_version[0] >= VERSION[0]
+        and type(stream) is int
+        and (stream > 0 or stream == NO_ORDER)
+        and not readonly
+        and device[0] != MemoryType.HOST
+    ):
+        return _view_for(stream)  # what PyTorch, CuPy and JAX ask, every time
     handle = _stream(stream, on_host=device[0] == MemoryType.HOST)
     versioned = _versioned(max_version)
     if copy is not None and not isinstance(copy, bool | np.bool_):
@@ -87,6 +100,11 @@ def negotiate(
         readonly = False
     # A host copy is waited for by the host, whatever stream the consumer named (PyTorch names one).
     return ExportPlan(route, versioned, readonly, None if route is Route.HOST_COPY else handle)
+
+
+@lru_cache(maxsize=64)
+def _view_for(stream: int) -> ExportPlan:
+    return ExportPlan(Route.VIEW, True, False, None if stream == NO_ORDER else stream)
 
 
 def _stream(stream: object, *, on_host: bool) -> int | None:

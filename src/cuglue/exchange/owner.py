@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from ..core.block import BlockLife
 from ..core.stream import Stream, as_stream
-from ..driver.protocol import Access, CaptureStatus, Driver, MemoryType
+from ..driver.protocol import LEGACY_STREAM, Access, CaptureStatus, Driver, MemoryType
 from ..errors import CaptureError, ClosedError
 from ..lifecycle import BlockState
 from .tokens import ExportLedger
@@ -85,7 +85,8 @@ def consumer_stream(owner: ExportOwner, handle: int) -> Stream:
     """
     stream = owner.stream
     if handle != stream.handle or stream.thread is not None:
-        stream = as_stream(handle, device=owner.device, driver=owner.driver)
+        known = stream.state.streams.get(0 if handle == LEGACY_STREAM else handle)
+        stream = (known and known()) or as_stream(handle, device=owner.device, driver=owner.driver)
     # The consumer has just named it, so it lives and may be asked; later its number alone may not be touched.
     if stream is not owner.stream and owner.driver.capture_status(handle) is not CaptureStatus.NONE:
         raise CaptureError(

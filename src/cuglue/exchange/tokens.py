@@ -76,9 +76,8 @@ class ExportLedger:
         if len(self._dropped) > _FOLD_ABOVE:
             self._fold()
         number = next(_numbers)
-        token = ExportToken(
-            owner, number, self._dropped
-        )  # first: an interrupt leaves no entry without a holder
+        # The token first: an interrupt leaves no entry without a holder.
+        token = ExportToken(owner, number, self._dropped)
         self._live[number] = how, call_site(2)
         return token
 

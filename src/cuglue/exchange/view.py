@@ -21,8 +21,8 @@ from ..layout import Layout, element
 from .cai import array_interface, cuda_array_interface
 from .capsule import device_capsule, host_capsule
 from .copies import copy_on_device, copy_to_host, host_bytes, host_view, on_host
-from .dlpack import CPU, Route, negotiate
-from .dtypes import NARROW, carrier, narrow_name, travelling
+from .dlpack import CPU, ExportPlan, Route, negotiate
+from .dtypes import NARROW, DLType, carrier, narrow_name, travelling
 from .owner import ExportOwner, consumer_stream, export_on
 
 _DEVICE = int(MemoryType.DEVICE)
@@ -113,20 +113,26 @@ class Exporter:
             return device_capsule(
                 own.ptr, layout, element, device=owner.device, keep=own, versioned=plan.versioned, copied=True
             )
-        return export_on(
-            owner,
-            consumer,
-            lambda: device_capsule(
-                self.device_ptr,
-                layout,
-                element,
-                device=owner.device,
-                keep=owner.ledger.issue(owner, "DLPack"),
-                versioned=plan.versioned,
-                readonly=plan.readonly,
-                copied=plan.route is Route.COPY,
-                plain=owner.memory_type is MemoryType.DEVICE,
-            ),
+        if consumer is None:
+            return self._capsule(owner, layout, element, plan)
+        with consumer.state.ordering:  # export_on, without a function made for each capsule
+            owner.order_consumer(consumer)
+            capsule = self._capsule(owner, layout, element, plan)
+            owner.note_consumer(consumer)
+        return capsule
+
+    def _capsule(self, owner: ExportOwner, layout: Layout, element: DLType, plan: ExportPlan) -> Any:
+        """A capsule of the device memory itself, with a token."""
+        return device_capsule(
+            self.device_ptr,
+            layout,
+            element,
+            device=owner.device,
+            keep=owner.ledger.issue(owner, "DLPack"),
+            versioned=plan.versioned,
+            readonly=plan.readonly,
+            copied=plan.route is Route.COPY,
+            plain=owner.memory_type is MemoryType.DEVICE,
         )
 
     # --- array interfaces ---------------------------------------------------------------------------------------
