@@ -18,10 +18,6 @@ from cuglue.errors import CaptureError
 N = 4096
 
 
-def test_a_new_block_is_pinned_by_nobody(sim: SimDriver, streams: Any) -> None:
-    assert Block(512, 64, streams(1)[0]).pins == 0
-
-
 def test_a_blocking_drain_waits_for_the_uses(sim: SimDriver, streams: Any) -> None:
     """Not one look: the work takes more steps than a query runs."""
     (a,) = streams(1)

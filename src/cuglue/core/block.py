@@ -1,6 +1,6 @@
 """Blocks: spans of device memory with their life, and the waits that their uses demand.
 
-Owns the uses of a span (last write, newest read per stream), its generation, pins and state, and the rule which use
+Owns the uses of a span (last write, newest read per stream), its generation and state, and the rule which use
 waits for which (contracts B20-B23). Must not know who allocated the span or what its bytes mean.
 
 :class:`BlockLife` is only the behaviour, so that CuPy's memory object can *be* a block (``memory.cupy_plug``)
@@ -47,7 +47,6 @@ class BlockLife:
     stream: Stream
     generation: int
     state: BlockState
-    pins: int
     write_stream: Stream
     write_seq: int
     reads: dict[Stream, int] | None
@@ -59,7 +58,6 @@ class BlockLife:
         self.stream = stream
         self.generation = generation or next_generation()
         self.state = _LIVE
-        self.pins = 0
         self.write_stream = stream
         self.write_seq = seq
         self.reads = None
@@ -174,7 +172,6 @@ def _until(stream: Stream, seq: int) -> int:
 BLOCK_SLOTS = (
     "__weakref__",
     "generation",
-    "pins",
     "reads",
     "state",
     "stream",

@@ -62,7 +62,6 @@ def block_types() -> tuple[type[Any], type[Any]]:
             self.stream = self.write_stream = stream
             self.write_seq = seq
             self.state = _LIVE
-            self.pins = 0
             self.reads = self.taint = None
             self.tag = tag
 
