@@ -1,33 +1,31 @@
 """Large transfers of ordinary memory: in chunks, copied aside by several threads while the bus moves others.
 
-Owns the chunks, the threads and the ring of pinned buffers. Must not know descriptors or what orders the copies.
+Owns the chunks and the ring of pinned places that they go through. Must not know descriptors, threads or what orders
+the copies.
 
-One core copies 5 to 10 GB/s and the bus takes 55; so a single copy aside is what a transfer waits for. Eight threads
-came to 27 GB/s.
+Small chunks begin sooner: the first one is there to be sent, or the last one copied, while the others are under way.
 """
 
 from __future__ import annotations
 
-import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..core.event import Event
 from ..layout import CopyShape
-from .hostmem import HostBuffer, address_of
+from .crew import Crew
+from .hostmem import address_of
 from .lane import Lane
 
-#: Bytes of a chunk: a 16th of the transfer, within these bounds.
-SMALLEST_CHUNK, LARGEST_CHUNK = 1 << 20, 8 << 20
+#: Bytes of a chunk: a 32nd of the transfer, within these bounds.
+SMALLEST_CHUNK, LARGEST_CHUNK = 1 << 20, 4 << 20
 #: Uploads and downloads from these sizes on are cut into chunks; below, waking threads costs more than they save.
 UPLOAD_FROM, DOWNLOAD_FROM = 2 << 20, 8 << 20
-_THREADS = 8
+_PLACES = 16  # chunks under way at once
 
 #: ``move(host address, chunk)`` enqueues the copy of one chunk.
 Move = Callable[[int, "Chunk"], None]
@@ -56,6 +54,31 @@ def chunks(shape: CopyShape, nbytes: int) -> Iterator[Chunk]:
         yield Chunk(row * shape.width, row * shape.pitch, CopyShape(shape.width, height, shape.pitch))
 
 
+class _Ring:
+    """Pinned memory of several chunks.
+
+    Attributes:
+        memory: all of it.
+        places: how many chunks there is room for.
+    """
+
+    def __init__(self, lane: Lane, pieces: list[Chunk]) -> None:
+        self.places = min(_PLACES, len(pieces))
+        self._size = max(piece.shape.nbytes for piece in pieces)
+        self.memory = lane.take_host(self.places * self._size)
+        self._bytes: npt.NDArray[np.uint8] = np.asarray(self.memory)
+        self._address = address_of(self.memory)
+
+    def address(self, place: int) -> int:
+        """Of the first byte of a place."""
+        return self._address + place * self._size
+
+    def at(self, place: int, piece: Chunk) -> npt.NDArray[np.uint8]:
+        """The bytes of a place that a chunk takes."""
+        start = place * self._size
+        return self._bytes[start : start + piece.shape.nbytes]
+
+
 def upload(
     lane: Lane, source: npt.NDArray[np.uint8], shape: CopyShape, send: Move, tell: Tell | None = None
 ) -> None:
@@ -66,44 +89,41 @@ def upload(
         source: the bytes, without gaps.
         shape: what is copied.
         send: enqueues the copy of a chunk to the device.
-        tell: called with the bytes of ``source`` that are not needed any more.
+        tell: called with the number of bytes that were read and sent.
 
     Ordering: blocks the host until the source was read, not until it was sent.
-    Ownership: the ring of pinned buffers is kept by the lane until the device has read it.
+    Ownership: the ring of pinned memory is kept by the lane until the device has read it.
     """
-    pool, threads = _threads()
-    size = _chunk_size(source.nbytes)
-    ring: list[HostBuffer] = []
-    sent: dict[int, Event] = {}  # by place in the ring
-    filling: deque[tuple[int, Chunk, Future[Any]]] = deque()
-
-    def send_oldest() -> None:
-        place, chunk, filled = filling.popleft()
-        filled.result()
-        send(address_of(ring[place]), chunk)
-        sent[place] = lane.stream.record()
-        if tell is not None:
-            tell(chunk.source + chunk.shape.nbytes)
-
+    pieces = list(chunks(shape, _chunk_size(source.nbytes)))
+    ring = _Ring(lane, pieces)
+    sent: deque[tuple[int, Event]] = deque()  # places that the device reads, oldest first
+    waiting = deque(pieces)
+    done = 0
     try:
-        for number, chunk in enumerate(chunks(shape, size)):
-            place = number % (2 * threads)
-            if place == len(ring):
-                ring.append(lane.take_host(max(size, chunk.shape.nbytes)))
-            elif place in sent:
-                sent[place].synchronize()
-                lane.host.note_use(ring[place])
-            piece = source[chunk.source : chunk.source + chunk.shape.nbytes]
-            target = ring[place][: chunk.shape.nbytes]
-            filling.append((place, chunk, pool.submit(np.copyto, target, piece)))
-            if len(filling) >= threads:
-                send_oldest()
-        while filling:
-            send_oldest()
+        with Crew() as crew:
+
+            def fill(place: int) -> None:
+                piece = waiting.popleft()
+                part = source[piece.source : piece.source + piece.shape.nbytes]
+                crew.begin((place, piece), ring.at(place, piece), part)
+
+            for place in range(ring.places):
+                fill(place)
+            for _ in pieces:
+                place, piece = crew.end()
+                send(ring.address(place), piece)
+                done += piece.shape.nbytes
+                if tell is not None:
+                    tell(done)
+                if waiting:
+                    sent.append((place, lane.stream.record()))
+                if waiting and len(sent) > ring.places // 2:  # the others are being filled
+                    place, event = sent.popleft()
+                    event.synchronize()
+                    lane.host.note_use(ring.at(place, piece))
+                    fill(place)
     finally:
-        _end([copied for _, _, copied in filling])
-        for buffer in ring:
-            lane.hold(buffer, buffer.nbytes)
+        lane.hold(ring.memory, ring.memory.nbytes)
 
 
 def download(
@@ -116,65 +136,46 @@ def download(
         target: where the bytes go, without gaps.
         shape: what is copied.
         fetch: enqueues the copy of a chunk from the device.
-        tell: called with the bytes that have arrived.
+        tell: called with the number of bytes that have arrived.
 
     Ordering: blocks the host until ``target`` is written.
-    Ownership: after a failure the ring of pinned buffers is kept by the lane until the device has written it.
+    Ownership: after a failure the ring of pinned memory is kept by the lane until the device has written it.
     """
-    pool, threads = _threads()
-    size = _chunk_size(target.nbytes)
-    ring: list[HostBuffer] = []
+    pieces = list(chunks(shape, _chunk_size(target.nbytes)))
+    ring = _Ring(lane, pieces)
     coming: deque[tuple[int, Chunk, Event]] = deque()
-    copying: deque[tuple[int, Future[Any]]] = deque()  # (where the chunk ends, its copy), oldest first
-
-    def copy_oldest() -> None:
-        place, chunk, arrived = coming.popleft()
-        arrived.synchronize()
-        lane.host.note_use(ring[place])
-        end = chunk.source + chunk.shape.nbytes
-        piece = target[chunk.source : end]
-        copying.append((end, pool.submit(np.copyto, piece, ring[place][: chunk.shape.nbytes])))
-
-    def finish_oldest() -> None:
-        end, copied = copying.popleft()
-        copied.result()
-        if tell is not None:
-            tell(end)
-
+    waiting = deque(pieces)
+    copying = done = 0
     try:
-        for number, chunk in enumerate(chunks(shape, size)):
-            place = number % (2 * threads)
-            if place == len(ring):
-                ring.append(lane.take_host(max(size, chunk.shape.nbytes)))
-            else:
-                finish_oldest()  # the one that had this place
-            fetch(address_of(ring[place]), chunk)
-            coming.append((place, chunk, lane.stream.record()))
-            if len(coming) >= threads:
-                copy_oldest()
-        while coming:
-            copy_oldest()
-        while copying:
-            finish_oldest()
+        with Crew() as crew:
+
+            def call(place: int) -> None:
+                piece = waiting.popleft()
+                fetch(ring.address(place), piece)
+                coming.append((place, piece, lane.stream.record()))
+
+            for place in range(ring.places):
+                call(place)
+            while coming or copying:
+                if coming:
+                    place, piece, event = coming.popleft()
+                    event.synchronize()
+                    arrived = ring.at(place, piece)
+                    lane.host.note_use(arrived)
+                    crew.begin((place, piece), target[piece.source : piece.source + arrived.nbytes], arrived)
+                    copying += 1
+                if not coming or copying > ring.places // 2:
+                    place, piece = crew.end()
+                    copying -= 1
+                    done += piece.shape.nbytes
+                    if tell is not None:
+                        tell(done)
+                    if waiting:
+                        call(place)
     except BaseException:
-        for buffer in ring:
-            lane.hold(buffer, buffer.nbytes)
+        lane.hold(ring.memory, ring.memory.nbytes)
         raise
-    finally:
-        _end([copied for _, copied in copying])
-
-
-def _end(copies: Iterable[Future[Any]]) -> None:
-    """Cancel what has not begun and wait for the rest: nobody touches ring, source or target any more."""
-    for copied in copies:
-        copied.cancel() or copied.exception()
 
 
 def _chunk_size(nbytes: int) -> int:
-    return min(max(nbytes // (2 * _THREADS), SMALLEST_CHUNK), LARGEST_CHUNK)
-
-
-@cache
-def _threads() -> tuple[ThreadPoolExecutor, int]:
-    count = max(1, min(_THREADS, os.cpu_count() or 1))
-    return ThreadPoolExecutor(count, thread_name_prefix="cuglue-staging"), count
+    return min(max(nbytes // 32, SMALLEST_CHUNK), LARGEST_CHUNK)
