@@ -27,6 +27,8 @@ from cuglue import (
     BlockState,
     DeviceMemoryResource,
     DirectCudaResource,
+    GlobalDeviceBudget,
+    StatisticsResource,
     testing,
 )
 from cuglue.driver.sim import SimDriver
@@ -930,3 +932,27 @@ def test_P10_scopes_left_in_any_order(driver: Any) -> None:
     for resource in first, second:
         drain(resource)
         resource.close()
+
+
+def test_every_memory_object_names_its_block(driver: Any) -> None:
+    """The first array of a stream and those after it, and one over a resource that somebody else wrote."""
+    resource = AsyncCudaResource()
+    for allocator in (resource, resource, Plain(resource)):
+        memory = allocator.malloc(64).mem
+        assert memory.block is block_of(memory)
+        assert memory.block.nbytes == 64
+
+
+def test_what_gives_no_block_is_named(driver: Any) -> None:
+    class Empty(Plain):
+        def allocate(self, nbytes: int, stream: Any = None, tag: str = "") -> Any:
+            return None
+
+    resource = Empty(AsyncCudaResource())
+    for allocate in (
+        resource.malloc,
+        GlobalDeviceBudget(resource, 1000).malloc,
+        StatisticsResource(resource).allocate,
+    ):
+        with pytest.raises(UsageError, match=r"allocate\(\) of .*Empty.*: got None, expected a DeviceBlock"):
+            allocate(64)

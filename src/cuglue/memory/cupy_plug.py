@@ -71,6 +71,11 @@ def block_types() -> tuple[type[Any], type[Any]]:
             return alignment(self)
 
         @property
+        def block(self) -> Any:
+            """Itself: every memory object of ours says so which block it has."""
+            return self
+
+        @property
         def resource(self) -> Any:
             """Who gets it back."""
             return getattr(self.release, "__self__", None)
@@ -114,8 +119,11 @@ def block_types() -> tuple[type[Any], type[Any]]:
                 self.release(self.block)
 
         def __del__(self) -> None:
-            if self.block.state is _LIVE:
-                self.retire.forgotten.append(self.give_back)
+            try:
+                if self.block.state is _LIVE:
+                    self.retire.forgotten.append(self.give_back)
+            except AttributeError:
+                pass  # its making was interrupted
 
     return CupyBlock, AdoptedBlock
 

@@ -13,11 +13,12 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from ..core.block import BlockId
+from ..arguments import shown
+from ..core.block import BlockId, BlockLife
 from ..core.stream import Stream
 from ..driver.protocol import Access
 from ..driver.registry import current_driver
-from ..errors import StreamMisuse
+from ..errors import StreamMisuse, UsageError
 from ..lifecycle import leave
 from . import cupy_plug
 from .block import UNTAGGED, DeviceBlock
@@ -200,7 +201,10 @@ def public_calls(resource: DeviceMemoryResource) -> tuple[Allocate, Deallocate]:
     """How a layer calls a ``resource`` of which it knows no more than what everybody may call."""
 
     def allocate(nbytes: int, stream: Stream, tag: str, kind: object) -> Any:
-        return resource.allocate(nbytes, stream, tag)
+        block = resource.allocate(nbytes, stream, tag)
+        if not isinstance(block, BlockLife):
+            raise UsageError(f"allocate() of {shown(resource)}", got=shown(block), expected="a DeviceBlock")
+        return block
 
     def deallocate(block: Any) -> None:
         owner = getattr(block, "resource", None)
