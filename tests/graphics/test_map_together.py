@@ -73,6 +73,26 @@ def test_writes_are_published(driver: Driver, subjects: Subjects) -> None:
         assert (subject.get() == 50 + number).all()
 
 
+def test_an_interrupt_while_they_are_left(
+    driver: Any, subjects: Subjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are left before the next call of their context, though somebody still has them."""
+
+    def interrupted(*args: Any) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    maps = cuglue.map_all(handles(subjects), mutable=True)
+    monkeypatch.setattr(driver, "copy_to_array_async", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        maps.release()
+    for subject in subjects:
+        with subject.handle.map_mut() as m:
+            poke(m, np.full(m.size, 9, np.uint8))
+        assert (subject.get() == 9).all()
+    assert all(m.released for m in maps)
+
+
 def test_writers_on_other_streams_are_waited_for(driver: Any, subjects: Subjects) -> None:
     with new_stream(subjects[0]) as stream, new_stream(subjects[0]) as other:
         with cuglue.map_all(handles(subjects), stream.owner, mutable=True) as maps:

@@ -201,9 +201,10 @@ def _open_buffer(driver: Driver, ops: GlOps, name: int, access: Access, device: 
     state = device_of_context(driver, device, what)
 
     def make() -> Backing:
-        resource = driver.gl_register_buffer(name, _FLAGS[access], state.device)
+        registration = GlRegistration(state, ops)
+        registration.handle = driver.gl_register_buffer(name, _FLAGS[access], state.device)
         return GlBuffer(
-            GlRegistration(state, ops, resource),
+            registration,
             size,
             readonly=access == "read",
             current_size=BufferSize(name),
@@ -238,9 +239,10 @@ def _open_image(
         if state.capabilities.surfaces:  # first, so that nothing after the registration can fail
             depth = info.depth if target == TEXTURE_3D else 0
             image_copier(state).prepare(info.width * found.texel_bytes, depth)
-        resource, surfaces = _register_image(driver, name, target, state)
+        registration = GlRegistration(state, ops)
+        registration.handle, surfaces = _register_image(driver, name, target, state)
         return GlImage(
-            GlRegistration(state, ops, resource),
+            registration,
             memory or default_memory(state),
             target=target,
             info=info,

@@ -45,13 +45,14 @@ class CudaHandle(HandleMakers, WholeContents, Owned):
 
     def __init__(self, life: Life, *, no_runtime: str | None = None) -> None:
         """One more user of ``life``. ``no_runtime`` says why nothing can be mapped here, if so."""
-        life.add_user()
         self._life = life
         self._no_runtime = no_runtime
-        self._closed = False
+        self._closed = True  # until it counts as a user, with which it is whole
         self.keep: object = None
         self._own()
         self._created_at = "{}:{}".format(*call_site())  # the caller's line, not ours
+        life.add_user(self)
+        self._closed = False
 
     # --- what it is -----------------------------------------------------------------------------------------------
     @property
@@ -295,7 +296,7 @@ class CudaHandle(HandleMakers, WholeContents, Owned):
         if self._closed:
             self._life.finish()
         else:
-            self._life.close()
+            self._life.close(self)
             self._closed = True
         if self._no_runtime is None:
             self._life.backing.state.retire.drain()

@@ -10,6 +10,7 @@ nothing it could want.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from typing import NamedTuple
 
@@ -56,8 +57,9 @@ class Life:
         self._lock = threading.RLock()
         self._live: dict[Part, Share] = {}
         self._state = HandleState.REGISTERED
+        self._ending = False  # the end has begun: nobody may map it, whatever came of that
         self._destroyed = False
-        self._users = 0
+        self._users: weakref.WeakSet[object] = weakref.WeakSet()  # one whose making is interrupted is none
         self._left_over: deque[tuple[CudaMap, bool]] = deque()
         self._ordering = backing.ordering
 
@@ -67,7 +69,7 @@ class Life:
     @property
     def closed(self) -> bool:
         """True once closed, also while live maps defer the end."""
-        return self._state in _ENDED
+        return self._ending or self._state in _ENDED
 
     def check_open(self) -> None:
         """Raise ClosedError if the handle was closed."""
@@ -79,11 +81,11 @@ class Life:
                 hint="Register the object again",
             )
 
-    def add_user(self) -> None:
-        """One more handle shares this object."""
+    def add_user(self, handle: object) -> None:
+        """One more handle shares this object, as long as it lives and is not closed."""
         with self._lock:
             self.check_open()
-            self._users += 1
+            self._users.add(handle)
 
     # --- mapping --------------------------------------------------------------------------------------------------
     def map(self, stream: Stream, wish: Wish) -> CudaMap:
@@ -247,37 +249,40 @@ class Life:
         """
         with self._lock:
             self._leave_left_over()
-            if self._users > 1:
-                raise busy(
-                    self.name, f"{self._users} open handles", "Close the other handles of the object first"
-                )
+            users = len(self._users)
+            if users > 1:
+                raise busy(self.name, f"{users} open handles", "Close the other handles of the object first")
             self._state = step(HANDLE, self._state, "transfer", self)
             self._destroyed = True
 
     # --- the end --------------------------------------------------------------------------------------------------
-    def close(self) -> None:
+    def close(self, handle: object) -> None:
         """One handle less; with the last one the registration ends, now or when the last live map is left."""
         try:
-            self.backing.call(self.close_here)
+            self.backing.call(self.close_here, handle)
         except ClosedError:
             if self.backing.alive:
                 raise
             with self._lock:
-                self._users -= 1
-                if self._users <= 0:
+                self._users.discard(handle)
+                if not self._users:
                     self._state = step(HANDLE, self._state, "close", self.name)
                     self._destroyed = True  # with its context went the registration
 
-    def close_here(self) -> None:
-        """:meth:`close`, on the right thread already. Where it fails nothing has changed."""
+    def close_here(self, handle: object = None) -> None:
+        """:meth:`close`, on the right thread already; None: of a handle that is gone.
+
+        Where it fails nothing has changed; where it is interrupted it can be repeated.
+        """
         with self._lock:
             self._leave_left_over()
-            if self._users == 1:
+            if not [other for other in self._users if other is not handle]:
                 state = step(HANDLE, self._state, "close", self.name)
                 if state is HandleState.CLOSED:
                     self._destroy()
                 self._state = state
-            self._users -= 1
+            if handle is not None:
+                self._users.discard(handle)
 
     def finish(self) -> None:
         """Try an end again that failed when the last map was left."""
@@ -289,6 +294,12 @@ class Life:
             self._destroy()
 
     def _destroy(self) -> None:
-        if not self._destroyed:
+        if self._destroyed:
+            return
+        self._ending = True
+        try:
             self.backing.destroy()
-            self._destroyed = True
+        except CuglueError:
+            self._ending = False  # refused: it is as it was
+            raise
+        self._destroyed = True

@@ -6,11 +6,11 @@ Must not know what the resource is, nor what its memory is used for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ..core.block import Block
 from ..core.device import DeviceState
-from ..core.stream import Stream, as_stream
+from ..core.stream import INVALID_HANDLE, Stream, as_stream
 from ..driver.protocol import Access
 from ..errors import CuglueError, DriverError
 from .glops import GlOps
@@ -21,17 +21,22 @@ _NOT_MAPPED = 211  # cudaErrorNotMapped
 class Registration:
     """A resource registered with the driver: mapped while somebody needs it, unregistered once.
 
+    It is made first, and :attr:`handle` set by the statement that registers: no interrupt (Ctrl-C) comes between. One
+    that is dropped is unregistered later.
+
     Attributes:
-        handle: the driver's resource.
+        handle: the driver's resource; 0: none yet.
         uses: what was queued on the object itself. The driver orders graphics and the mapping stream, not two
             mapping streams: that is done by these.
     """
 
-    __slots__ = ("_mapped", "_unsure", "_users", "handle", "state", "uses")
+    __slots__ = ("_ended", "_ending", "_mapped", "_unsure", "_users", "handle", "state", "uses")
 
-    def __init__(self, state: DeviceState, handle: int) -> None:
+    def __init__(self, state: DeviceState, handle: int = 0) -> None:
         self.state = state
         self.handle = handle
+        self._ended = False
+        self._ending = False  # an interrupt hid whether the driver unregistered it
         home = as_stream(0, device=state.device, driver=state.driver)
         self.uses = Block(0, 0, home, 0, "graphics resource")
         self._users = 0
@@ -82,13 +87,34 @@ class Registration:
             self.undo_map(stream, error)
 
     def unregister(self) -> None:
-        """End the registration."""
+        """End the registration. Again it does nothing, or goes on where it failed or was interrupted."""
+        if self._ended or not self.handle:
+            return
         if self._mapped:
             last = self.uses.write_stream
             self._give_back(
                 last if last.nameable() else as_stream(None, device=last.device, driver=last.driver)
             )
-        self.state.driver.graphics_unregister(self.handle)
+        try:
+            self.state.driver.graphics_unregister(self.handle)
+        except DriverError as error:
+            if not self._ending or error.code != INVALID_HANDLE:
+                raise
+        except BaseException:
+            self._ending = True
+            raise
+        self._ended = True
+
+    def forget(self, action: Callable[[], None]) -> None:
+        """Let ``action`` run later where the resource's calls run. For finalisers: only appends to a queue."""
+        self.state.retire.forget(action)
+
+    def __del__(self) -> None:
+        try:
+            if self.handle and not self._ended:
+                self.forget(self.unregister)
+        except AttributeError:
+            pass  # its making was interrupted: it has registered nothing
 
     # --- steps ----------------------------------------------------------------------------------------------------
     def _before(self, stream: Stream) -> None:
@@ -184,6 +210,10 @@ class GlRegistration(Registration):
 
     __slots__ = ("ops",)
 
-    def __init__(self, state: DeviceState, ops: GlOps, handle: int) -> None:
-        super().__init__(state, handle)
+    def __init__(self, state: DeviceState, ops: GlOps, handle: int = 0) -> None:
         self.ops = ops
+        super().__init__(state, handle)
+
+    def forget(self, action: Callable[[], None]) -> None:
+        """Inherited. On the context's thread, with its next call; with the context the registration is gone."""
+        self.ops.post(action)
