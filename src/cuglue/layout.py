@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -174,8 +174,7 @@ class Layout:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class CopyShape:
+class CopyShape(NamedTuple):
     """What one copy moves: ``height`` rows of ``width`` bytes, ``pitch`` bytes apart. One row is a linear copy."""
 
     width: int

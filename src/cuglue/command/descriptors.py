@@ -93,16 +93,13 @@ class CopyDescriptor:
     @classmethod
     def contiguous(cls, buffer: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Self:
         """A descriptor of elements without gaps. Shape and dtype were checked: nothing is asked again on every read."""
-        made, set_ = object.__new__(cls), object.__setattr__
-        nbytes = math.prod(shape) * dtype.itemsize
-        set_(made, "buffer", buffer)
-        set_(made, "shape", shape)
-        set_(made, "strides", contiguous_strides(shape, 1))
-        set_(made, "elem_size", dtype.itemsize)
-        set_(made, "dtype", dtype)
-        set_(made, "nbytes", nbytes)
-        set_(made, "span", nbytes)
-        set_(made, "_moved", CopyShape(nbytes, 1, nbytes))
+        made = object.__new__(cls)
+        size = dtype.itemsize
+        nbytes = math.prod(shape) * size
+        strides = (1,) if len(shape) == 1 else contiguous_strides(shape, 1)
+        fields = buffer, shape, strides, size, dtype, nbytes, nbytes, CopyShape(nbytes, 1, nbytes)
+        for setter, value in zip(_SETTERS, fields, strict=True):
+            setter(made, value)
         return made
 
     @property
@@ -111,3 +108,7 @@ class CopyDescriptor:
         if self._moved is None:
             object.__setattr__(self, "_moved", pitched(self.shape, self.strides, self.elem_size))
         return self._moved  # type: ignore[return-value] # just made
+
+
+_FIELDS = ("buffer", "shape", "strides", "elem_size", "dtype", "nbytes", "span", "_moved")
+_SETTERS = tuple(vars(CopyDescriptor)[name].__set__ for name in _FIELDS)

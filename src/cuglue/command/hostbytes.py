@@ -6,17 +6,18 @@ Owns what counts as data and as a destination, and where their bytes lie. Must n
 from __future__ import annotations
 
 import mmap
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import LayoutError, UsageError
 from .buffers import Buffer
-from .hostmem import PinnedMemory, root_of
+from .hostmem import HostBuffer, PinnedMemory, root_of
 from .staging import Source
 
 _BYTES = np.dtype(np.uint8)
+_PLAIN = (np.ndarray, HostBuffer)  # other kinds of arrays may read and write otherwise
 
 
 def readable_bytes(data: Any) -> npt.NDArray[np.uint8]:
@@ -25,8 +26,8 @@ def readable_bytes(data: Any) -> npt.NDArray[np.uint8]:
     Raises:
         UsageError: device memory, or nothing that has bytes.
     """
-    if type(data) is np.ndarray and data.ndim == 1 and data.dtype is _BYTES and data.flags.c_contiguous:
-        return data
+    if type(data) in _PLAIN and data.ndim == 1 and data.dtype is _BYTES and data.flags.c_contiguous:
+        return cast("npt.NDArray[np.uint8]", data)
     if isinstance(data, np.ndarray):
         array = data
     elif isinstance(data, str):
@@ -59,7 +60,7 @@ def writable_bytes(data: Any) -> tuple[object, npt.NDArray[np.uint8]]:
     Raises:
         LayoutError: read-only, or not C-contiguous.
     """
-    if type(data) is np.ndarray and data.ndim == 1 and data.dtype is _BYTES and data.flags.carray:
+    if type(data) in _PLAIN and data.ndim == 1 and data.dtype is _BYTES and data.flags.carray:
         return data, data
     try:
         view = memoryview(data)
@@ -88,7 +89,7 @@ def _array_view(data: Any) -> memoryview:
 
 def kind_of(source: npt.NDArray[np.uint8]) -> Source:
     """Where the bytes lie."""
-    root = root_of(source)
+    root = root_of(source.base)
     if isinstance(root, PinnedMemory):
         return Source.PINNED
     return Source.FILE if isinstance(root, mmap.mmap) else Source.OTHER

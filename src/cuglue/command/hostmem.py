@@ -21,6 +21,7 @@ from ..arguments import whole_of
 from ..core.device import DeviceState
 from ..errors import CuglueError, LayoutError, OutOfMemory
 
+_BYTES = np.dtype(np.uint8)
 _SMALLEST = 4096  # bytes of one pinned allocation
 _KEEP = 1 << 30  # bytes of pinned memory that may lie idle
 
@@ -105,7 +106,7 @@ class HostPool:
             return _ordinary(nbytes)
         memory = _pinned(capacity).from_address(ptr)
         memory.pool = self
-        made: HostBuffer = HostBuffer(nbytes, np.uint8, memory)
+        made: HostBuffer = HostBuffer(nbytes, _BYTES, memory)
         made._ptr = ptr
         if self.simulated:
             self.note_use(made)
@@ -134,6 +135,13 @@ class HostPool:
             return 0  # ordinary memory does it too, only slower
 
     def _take_idle(self, capacity: int) -> int:
+        try:
+            last = self.returned.pop()
+            if last[0] == capacity:
+                return last[1]  # what was dropped just now, as by whoever reads again and again
+            self.returned.append(last)
+        except IndexError:
+            pass
         with self._lock:
             if self.returned:
                 self._collect()

@@ -168,8 +168,9 @@ class _Landing:
     def __call__(self) -> Any:
         """The result, once the device is done."""
         results, self._results = self._results, []
-        for result in results:
-            self._lane.host.note_use(result)
+        if self._lane.host.simulated:
+            for result in results:
+                self._lane.host.note_use(result)
         return results[0] if self._single else results
 
     def __del__(self) -> None:

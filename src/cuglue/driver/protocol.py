@@ -25,12 +25,12 @@ LEGACY_STREAM = 1
 PER_THREAD_STREAM = 2
 
 
-class CopyKind(Enum):
-    """Direction of a copy: H host, D device."""
+class CopyKind(IntEnum):
+    """Direction of a copy: H host, D device. The numbers are CUDA's, so that no copy has to look one up."""
 
-    H2D = "h2d"
-    D2H = "d2h"
-    D2D = "d2d"
+    H2D = 1
+    D2H = 2
+    D2D = 3
 
 
 class Access(IntEnum):

@@ -11,12 +11,6 @@ from .contexts import Relaxed
 from .devices import Devices
 from .shortcuts import HasShortcuts, Shortcuts
 
-_KINDS = {
-    CopyKind.H2D: runtime.memcpyHostToDevice,
-    CopyKind.D2H: runtime.memcpyDeviceToHost,
-    CopyKind.D2D: runtime.memcpyDeviceToDevice,
-}
-
 _PORTABLE = 1  # cudaHostAllocPortable: pinned for every device
 
 _view_memory = ctypes.pythonapi.PyMemoryView_FromMemory
@@ -108,7 +102,7 @@ class Memory(HasShortcuts, Devices):
     def copy_async(self, dst: int, src: int, nbytes: int, kind: CopyKind, stream: int) -> None:
         """Inherited."""
         try:
-            runtime.memcpyAsync(dst, src, nbytes, _KINDS[kind], stream)
+            runtime.memcpyAsync(dst, src, nbytes, kind, stream)
         except CUDARuntimeError as error:
             raise failure_of(error, "cudaMemcpyAsync") from error
 
@@ -124,9 +118,7 @@ class Memory(HasShortcuts, Devices):
         stream: int,
     ) -> None:
         """Inherited."""
-        call_runtime(
-            runtime.memcpy2DAsync, dst, dst_pitch, src, src_pitch, width, height, _KINDS[kind], stream
-        )
+        call_runtime(runtime.memcpy2DAsync, dst, dst_pitch, src, src_pitch, width, height, kind, stream)
 
     def copy_from_array_async(
         self, dst: int, dst_pitch: int, array: int, width: int, height: int, stream: int
