@@ -35,7 +35,7 @@ FILES = (
     "plan",
     "registration",
 )
-MODULES = tuple(f"graphics/{name}.py" for name in (*FILES, "together", "users"))
+MODULES = (*(f"graphics/{name}.py" for name in (*FILES, "together", "users")), "driver/sim/graphics_calls.py")
 Subjects = list[BufferSubject | ImageSubject]
 
 

@@ -133,6 +133,7 @@ class GraphicsCalls(ArrayCalls):
         began = self._operation("graphics_map", queue)
         read = [self._read(resource, began) for resource in found]
         for resource, parts in zip(found, read, strict=True):
+            resource.mapped = parts  # first: what an interrupt leaves of this can be unmapped
             for key, mapping in parts.items():
                 if resource.source.nbytes:
                     self._space.add(mapping.allocation)
@@ -140,7 +141,6 @@ class GraphicsCalls(ArrayCalls):
                     mapping.array = self._arrays.add(
                         Array(resource.source.parts[key], mapping.allocation, "mapped")
                     )
-            resource.mapped = parts
         touches = [
             Touch(m.allocation, linear(0, m.allocation.nbytes), Access.WRITE)
             for parts in read
@@ -153,7 +153,10 @@ class GraphicsCalls(ArrayCalls):
 
     @driver_call
     def graphics_unmap(self, resources: Sequence[int], stream: int) -> None:
-        """Run ``stream`` to this point, write each object back, and take its memory away."""
+        """Run ``stream`` to this point, write each object back, and take its memory away.
+
+        Where an interrupt (Ctrl-C) ends it, it can be called again: what is mapped still has its bytes.
+        """
         queue = self._queue(stream, "graphics_unmap")
         if queue.capture is not None:
             raise self._refuse_capture(
@@ -165,7 +168,8 @@ class GraphicsCalls(ArrayCalls):
                 raise codes.refused(codes.NOT_MAPPED, "graphics_unmap", "resource is not mapped")
         for resource in found:
             resource.source.finish("graphics_unmap")
-        mappings = [m for resource in found for m in resource.mapped.values()]
+        # Of an unmap that was interrupted, what it had not come to.
+        mappings = [m for resource in found for m in resource.mapped.values() if m.allocation.live]
         for mapping in mappings:
             mapping.allocation.read_only = False  # the hand-off itself is no write of the program
         touches = [Touch(m.allocation, linear(0, m.allocation.nbytes), Access.WRITE) for m in mappings]
@@ -175,6 +179,9 @@ class GraphicsCalls(ArrayCalls):
         for resource in found:
             for key, mapping in resource.mapped.items():
                 self._write_back(resource, key, mapping, point.operation)
+        for resource in found:
+            for mapping in resource.mapped.values():
+                self._take_away(mapping, point.operation)
             resource.mapped = {}
         self._reveal([queue.device], "graphics_unmap")
 
@@ -237,6 +244,8 @@ class GraphicsCalls(ArrayCalls):
 
     def _write_back(self, resource: Resource, key: PartKey, mapping: Mapping, unmap: Operation) -> None:
         allocation = mapping.allocation
+        if not allocation.live:
+            return  # an interrupted unmap has done it
         now = np.empty_like(allocation.data)
         if (
             mapping.before is not None
@@ -250,14 +259,22 @@ class GraphicsCalls(ArrayCalls):
                 allocation.began,
                 unmap,
             )
-        self._end(allocation, unmap)
         changed = mapping.before is None or not np.array_equal(mapping.before, allocation.data)
+        mapping.before = None  # from here on the object may hold what is written now
         if resource.flags is not RegisterFlags.READ_ONLY and changed:
             resource.source.write(key, allocation.data)
+
+    def _take_away(self, mapping: Mapping, unmap: Operation) -> None:
+        """The memory of a part ends, and with it the array it was seen through."""
+        allocation = mapping.allocation
+        if not allocation.live:
+            return
+        array, mapping.array = mapping.array, 0
+        if array:
+            self._arrays.pop(array)
+        self._end(allocation, unmap)
         poison(allocation.data, DEAD)
         self._storage.park(allocation.data)
-        if mapping.array:
-            self._arrays.pop(mapping.array)
 
 
 def _nothing() -> None:
