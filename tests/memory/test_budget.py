@@ -574,3 +574,47 @@ def test_B29_a_look_that_fails_is_followed_by_the_wait() -> None:
                     budget.allocate(K, stream)
         assert isinstance(caught.value.__cause__, DriverError)
         budget.close()
+
+
+def test_dead_arrays_are_given_back_before_a_refusal_whatever_lies_below(sim: Any) -> None:
+    """What others write need not take back the memory of dead arrays when it is asked to reap."""
+
+    class Plain(DeviceMemoryResource):
+        device_ordinal = 0
+
+        def __init__(self) -> None:
+            self.inner = DirectCudaResource()
+
+        def allocate(self, nbytes: int, stream: object = None, tag: str = "") -> Any:
+            return self.inner.allocate(nbytes, stream, tag)
+
+        def deallocate(self, block: Any) -> None:
+            self.inner.deallocate(block)
+
+        @property
+        def bytes_outstanding(self) -> int:
+            return self.inner.bytes_outstanding
+
+    budget = GlobalDeviceBudget(Plain(), 1000)
+    pointer = budget.malloc(900)
+    del pointer
+    budget.deallocate(budget.allocate(900))
+    assert budget.reserved_bytes == 0
+
+
+def test_bytes_are_discharged_once_though_an_interrupt_settles_too(sim: Any) -> None:
+    """A signal handler may allocate, anywhere in Python."""
+    budget = GlobalDeviceBudget(AsyncCudaResource(), 1000)
+
+    class Interrupting:
+        @property
+        def state(self) -> BlockState:
+            if 1 in budget._pending and not entered:
+                entered.append(True)
+                budget._settle()
+            return BlockState.FREED
+
+    entered: list[bool] = []
+    budget._reserved += 10
+    budget._pending[1] = Interrupting(), 10
+    assert budget.reserved_bytes == 0

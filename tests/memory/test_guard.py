@@ -391,3 +391,15 @@ def test_a_guard_over_a_guard_follows_it(driver: Any, make: Any) -> None:
     assert block.state is BlockState.FREED
     assert budget.reserved_bytes == 0
     budget.close()
+
+
+def test_a_look_follows_what_is_free_below(driver: Any) -> None:
+    """A budget above it looks before it waits."""
+    guard = DebugGuardResource(AsyncCudaResource(), quarantine_bytes=0)
+    stream = new_stream()
+    block = guard.allocate(64, stream)
+    guard.deallocate(block)
+    assert block.state is BlockState.RETIRED
+    cuglue.as_stream(stream).synchronize()
+    guard._look()
+    assert block.state is BlockState.FREED

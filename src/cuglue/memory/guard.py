@@ -101,15 +101,13 @@ class DebugGuardResource(Adaptor):
                 raise
             self.flush()
             inner = self._take(size, stream, tag, UnderBlock)
-        ptr = inner.ptr + front
         try:
             patterns.lay(inner.ptr, front, nbytes, stream)
             inner.finish(stream, Access.WRITE)
-            outer = kind(ptr, nbytes, stream, inner.write_seq, tag)
+            outer = kind(inner.ptr + front, nbytes, stream, inner.write_seq, tag)
             self._table.add(outer)
-            self._inner[outer.generation] = inner
+            self._inner[outer.generation] = inner  # no call since it is there
         except BaseException as error:
-            self._table.forget(ptr)
             inner.finish(stream, Access.WRITE)
             self._return(inner, error)
             raise
