@@ -306,6 +306,7 @@ def test_an_event_is_asked_for_without_a_last_error_and_in_relaxed_mode(
         ("malloc_managed", (64, 0), "mallocManaged"),
         ("host_alloc", (64,), "hostAlloc"),
         ("host_free", (64,), "freeHost"),
+        ("pool_trim", (0, 0), "memPoolTrimTo"),
     ],
 )
 def test_memory_is_taken_and_given_back_in_relaxed_mode(

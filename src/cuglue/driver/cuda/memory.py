@@ -66,7 +66,7 @@ class Memory(HasShortcuts, Devices):
 
     def pool_trim(self, keep: int, device: int) -> None:
         """Inherited."""
-        with self._on(device):
+        with self._on(device), Relaxed():
             call_runtime(runtime.memPoolTrimTo, call_runtime(runtime.deviceGetMemPool, device), keep)
 
     def malloc_managed(self, nbytes: int, device: int) -> int:
