@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -297,6 +298,72 @@ def test_a_host_map_that_writes_is_alone(driver: Any, context: GlContext, make: 
         with tensor.map() as pixels:
             assert (pixels == 7).all()
     (GL.glDeleteBuffers if make else GL.glDeleteTextures)(1, [name])
+
+
+@contextmanager
+def tensor_over(kind: str, driver: Any) -> Iterator[Tensor]:
+    """Of 4 x 4 pixels in a buffer, a texture, or a buffer that was given away."""
+    name = make_texture(4, 4) if kind == "texture" else make_buffer(64)
+    handle = cuglue.register_texture(name) if kind == "texture" else cuglue.register_buffer(name)
+    with Tensor((4, 4), "RGBA8", cuda=None if kind == "parts" else handle) as tensor:
+        if kind == "parts":
+            with handle.into_client_parts() as parts:
+                tensor.attach(parts)
+                yield tensor
+                tensor.close()
+        else:
+            yield tensor
+    (GL.glDeleteTextures if kind == "texture" else GL.glDeleteBuffers)(1, [name])
+
+
+@pytest.mark.gl
+@pytest.mark.parametrize("kind", ["buffer", "texture", "parts"])
+@pytest.mark.parametrize("by", ["tensor", "handle"])
+@pytest.mark.parametrize(
+    ("cuda_writes", "host_writes"), [(False, False), (False, True), (True, False), (True, True)]
+)
+def test_A20_A21_a_host_map_beside_one_of_cuda(
+    driver: Any, context: GlContext, kind: str, by: str, cuda_writes: bool, host_writes: bool
+) -> None:
+    """Readers share; where one of them writes, the second is refused and the first goes on: its pixels arrive."""
+    with tensor_over(kind, driver) as tensor:
+        with tensor.map() as pixels:
+            pixels[...] = 5
+        for _ in range(3):  # also on the way that a buffer goes when it is mapped again
+            calls: Any = (tensor.cuda_map, tensor.cuda_map_mut)
+            if by == "handle":
+                assert tensor.cuda is not None
+                calls = (tensor.cuda.map, tensor.cuda.map_mut)
+            with calls[cuda_writes]() as m:
+                if cuda_writes:
+                    poke(m, np.full(m.size, 9, np.uint8))
+                if cuda_writes or host_writes:
+                    with pytest.raises(MapConflictError) as caught, tensor.map(readonly=not host_writes):
+                        pass
+                    assert caught.value.held == ("write" if cuda_writes else "read")
+                    assert f"by CUDA for {'writing' if cuda_writes else 'reading'}" in str(caught.value)
+                else:
+                    with tensor.map(readonly=True) as pixels:
+                        assert (pixels == 5).all()
+                        assert (peek(m) == 5).all()
+            with tensor.map(readonly=True) as pixels:
+                assert (pixels == (9 if cuda_writes else 5)).all()
+        with tensor.map() as pixels:
+            pixels[...] = 6
+        with tensor.cuda_map() as m:  # type: ignore[union-attr]
+            assert (peek(m) == 6).all()
+
+
+@pytest.mark.gl
+@pytest.mark.filterwarnings("ignore:.*never released:ResourceWarning")
+def test_a_map_of_cuda_that_was_forgotten_is_no_conflict(driver: Any, context: GlContext) -> None:
+    with tensor_over("texture", driver) as tensor:
+        m = tensor.cuda_map_mut()
+        poke(m, np.full(64, 3, np.uint8))
+        del m
+        gc.collect()
+        with tensor.map() as pixels:
+            assert (pixels == 3).all()
 
 
 def test_host_maps_without_a_handle_share(driver: Any) -> None:

@@ -241,6 +241,17 @@ class Life:
         """Whether a map is live."""
         return bool(self._live)
 
+    def held(self) -> str | None:
+        """How the object is mapped, "read" or "write"; None: not at all. What nobody can reach is left first."""
+        if self._left_over:
+            self.backing.call(self._settle)
+        shares = list(self._live.values())
+        return "write" if any(share.writers for share in shares) else "read" if shares else None
+
+    def _settle(self) -> None:
+        with self._lock:
+            self._leave_left_over()
+
     def transfer(self) -> None:
         """Give the registration away, on the right thread already: nothing here ends it any more.
 

@@ -162,13 +162,16 @@ class Tensor:
 
         Raises:
             ClosedError: the tensor was closed.
-            MapConflictError: with a handle, a host map that writes beside another one: both would use one copy. Else
-                as :meth:`CudaHandle.map`.
+            MapConflictError: with a handle, a host map that writes beside any other map, or one that reads beside one
+                that writes: of the two on the host, both would use one copy; beside one of CUDA, what either writes
+                would be torn, or undone. Else as :meth:`CudaHandle.map`.
         """
         self._check_open()
         writes = not readonly
         if self._cuda is not None:
-            self._check_host("map()" if writes else "map(readonly=True)", writes=writes)
+            what = "map()" if writes else "map(readonly=True)"
+            self._check_host(what, writes=writes)
+            self._refuse("CUDA", self._cuda._life.held(), what, writes=writes)
         self._host_maps += 1
         self._host_writers += writes
         try:
@@ -193,12 +196,18 @@ class Tensor:
 
     def _check_host(self, what: str, *, writes: bool) -> None:
         """Host maps that read share the copy of the object; one that writes, or a map that it would undo, is alone."""
-        if self._host_writers or (writes and self._host_maps):
+        held = "write" if self._host_writers else "read" if self._host_maps else None
+        self._refuse("the host", held, what, writes=writes)
+
+    def _refuse(self, who: str, held: str | None, what: str, *, writes: bool) -> None:
+        """Raise MapConflictError where ``who`` has it mapped for writing, or at all if ``what`` writes."""
+        if held == "write" or (writes and held):
             raise MapConflictError(
-                f"{self!r} is mapped by the host for {'writing' if self._host_writers else 'reading'}",
+                f"{self!r} is mapped by {who} for {'writing' if held == 'write' else 'reading'}",
                 got=what,
-                expected="no such host map",
+                expected="no such map",
                 hint="Leave that map first",
+                held=held,
             )
 
     def _array(self) -> np.ndarray[Any, Any]:
