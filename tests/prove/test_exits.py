@@ -6,7 +6,7 @@ import os
 
 import pytest
 from prove import exits
-from prove.endings import THINGS, USES, Program, programs
+from prove.endings import PRELUDE, THINGS, USES, Program, programs
 from prove.exits import Ending, run, table
 
 MATRIX = {(p.group, p.row, p.column): p for p in programs()}
@@ -81,6 +81,30 @@ forked(lambda: None)
 """,
         )
     )
+    assert (ending.code, ending.stderr) == (0, "")
+
+
+@pytest.mark.gl
+def test_a_forked_child_ends_without_what_its_parents_libraries_do_at_exit() -> None:
+    """OpenGL drivers free there what they share with the parent. The status stays, and what C code wrote is flushed."""
+    text = """
+gl()
+c = ctypes.CDLL(None)
+c.strdup.restype = ctypes.c_void_p
+c.__cxa_atexit(c.perror, ctypes.c_void_p(c.strdup(b"a handler of the parent ran")), None)
+ours, childs = os.pipe()
+pid = os.fork()
+if not pid:
+    os.dup2(childs, 1)
+    c.printf(b"written")
+    sys.exit(7)
+os.close(childs)
+_, status = os.waitpid(pid, 0)
+assert os.waitstatus_to_exitcode(status) == 7
+assert os.read(ours, 99) == b"written"
+os._exit(0)
+"""
+    ending = run(Program("fork", "sample", "", PRELUDE + text))
     assert (ending.code, ending.stderr) == (0, "")
 
 

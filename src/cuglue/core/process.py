@@ -1,4 +1,4 @@
-"""Which process and which thread this is, as objects that end with them.
+"""Which process and which thread this is, as objects that end with them; and how a forked child ends.
 
 Owns one object that changes in a forked child (device handles do not survive a fork, and a child must not free what its
 parent uses), and one per thread (idents are reused). Comparing them costs a fraction of asking the system.
@@ -6,6 +6,7 @@ parent uses), and one per thread (idents are reused). Comparing them costs a fra
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from typing import cast
@@ -23,6 +24,19 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+def skip_exit_handlers() -> None:
+    """Let this process, a forked child, end without what libraries had asked the C library before to do at its exit.
+
+    Python ends as ever, what C code has written is flushed, and the exit status stays. Does nothing without glibc.
+    """
+    try:
+        c = ctypes.CDLL(None)
+        c.on_exit(c._exit, None)  # called with the status, and before all that was registered earlier
+        c.__cxa_atexit(c.fflush, None, None)  # called before that
+    except (OSError, AttributeError):
+        return
 
 
 class ThreadToken:

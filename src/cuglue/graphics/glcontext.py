@@ -7,12 +7,14 @@ drawn, registered or mapped. It sets no environment variable: hybrid laptops get
 from __future__ import annotations
 
 import ctypes
+import os
 import queue
 import threading
 import weakref
 from typing import Any, Literal
 
 from ..arguments import shown, whole_of
+from ..core import process
 from ..errors import DriverError, NoContextError, UnsupportedError, UsageError, WrongThreadError
 from ..lifecycle import Owned
 from . import egl
@@ -191,6 +193,15 @@ class GlContext(Owned):
 
 # Contexts that headless() made, by identity: one that took the place of a closed one replaces it.
 _ours: weakref.WeakValueDictionary[ContextId, GlContext] = weakref.WeakValueDictionary()
+
+
+def _forked() -> None:
+    """In a forked child: what an OpenGL driver does at the end of a process would take its parent's contexts along."""
+    if _ours:
+        process.skip_exit_handlers()
+
+
+os.register_at_fork(after_in_child=_forked)
 _threads = threading.local()  # .ops: the ops of the application's contexts on each thread, by identity
 
 
