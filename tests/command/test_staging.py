@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from driver_calls import Calls, recorded
 
 from cuglue import Runtime
+from cuglue.command import writes
 from cuglue.command.slab import Slab
 from cuglue.command.staging import DROP_BYTES, DROP_COUNT, MIB, DropQueue, Source, staging
 from cuglue.driver.sim import SimDriver
@@ -209,6 +212,64 @@ def test_C26_a_stream_known_by_its_number_is_waited_for_with_the_device(sim: Sim
             lane.drops.drain()
         assert (calls.count("device_synchronize"), calls.count("event_record")) == (1, 0)
         assert (lane.drops.staged, lane.drops.pending, lane.drops.due) == ((), (), False)
+
+
+def test_threads_share_the_slab_of_a_stream(rt: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its own command, all on one stream; the slab is used up after every few transfers."""
+    for owner, name, value in ((Slab, "LARGEST", 256), (Slab, "SIZE", 1024), (writes, "_SMALL", 256)):
+        monkeypatch.setattr(owner, name, value)
+    stream, wrong = rt.stream(0), []
+    buffers = [rt.empty(256, stream=stream) for _ in range(4)]
+    rt.synchronize()
+
+    def work(number: int) -> None:
+        target, whole = np.zeros(256, "u1"), buffers[number].descriptor(256)
+        for turn in range(150):
+            with rt.command(stream=stream) as cmd:
+                cmd.write_to_gpu(whole, np.full(256, (turn + 50 * number) % 256, "u1"))
+                cmd.write_to_cpu(whole, target)
+            if set(target.tolist()) != {(turn + 50 * number) % 256}:
+                wrong.append((number, turn))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert wrong == []
+
+
+def test_no_thread_takes_the_slab_from_under_another(sim: SimDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It uses two slabs up between the other's place and its copy, if it can."""
+    for owner, name, value in ((Slab, "LARGEST", 256), (Slab, "SIZE", 1024), (writes, "_SMALL", 256)):
+        monkeypatch.setattr(owner, name, value)
+    with Runtime(driver=sim) as rt:
+        stream, place = rt.stream(0), Slab.place
+        one, two = (rt.empty(256, stream=stream) for _ in range(2))
+        others: list[threading.Thread] = []
+
+        def write_much() -> None:
+            for number in range(8):
+                rt.command(stream=stream).write_to_gpu(two.descriptor(256), np.full(256, number, "u1"))
+
+        def interrupted_place(slab: Slab, nbytes: int) -> int:
+            start = place(slab, nbytes)
+            if not others:
+                others.append(threading.Thread(target=write_much))
+                others[0].start()
+                others[0].join(0.3)
+            return start
+
+        monkeypatch.setattr(Slab, "place", interrupted_place)
+        rt.command(stream=stream).write_to_gpu(one.descriptor(256), np.full(256, 99, "u1"))
+        others[0].join()
+        assert set(rt.read(one, stream=stream).result()) == {99}
+        assert set(rt.read(two, stream=stream).result()) == {7}
 
 
 def test_cleanup_and_close_give_slabs_back(sim: SimDriver) -> None:

@@ -131,11 +131,13 @@ def _receive_aside(
     lane: Lane, array: Any, operand: Operand, shape: CopyShape, target: npt.NDArray[np.uint8]
 ) -> None:
     """Copy few bytes by way of pinned memory, and wait for them: the driver waits too, and takes twice as long."""
-    slab, nbytes = lane.slab, target.nbytes
-    start = slab.place(nbytes)
-    transfer(lane, array, operand, shape, slab.address + start, DOWN)
+    nbytes = target.nbytes
+    with lane.stream.state.ordering:
+        slab = lane.slab
+        start = slab.place(nbytes)
+        arrived = slab.bytes[start : start + nbytes]  # kept by this, whoever lets the slab go meanwhile
+        transfer(lane, array, operand, shape, slab.address + start, DOWN)
     lane.wait()
-    arrived = slab.bytes[start : start + nbytes]
     lane.host.note_use(arrived)
     target[...] = arrived
 

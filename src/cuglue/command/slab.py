@@ -41,7 +41,8 @@ class Slab:
     def place(self, nbytes: int) -> int:
         """Where in :attr:`bytes` there are ``nbytes`` for nobody else, until the device has read or written them.
 
-        Not while the stream captures: a replay would use them again.
+        Under the device's ordering lock, which is held until the work on them is queued: what lets the memory go looks
+        at what is queued. Not while the stream captures: a replay would use them again.
         """
         start = self._at
         if start + nbytes > self.SIZE:

@@ -99,10 +99,12 @@ def _send(
     lane.refuse_other_capture("copy host bytes")
     kind = kind_of(source) if source.base is not None else _OTHER
     if kind is _OTHER and nbytes <= _SMALL and lane.window is None:
-        slab = lane.slab
-        start = slab.place(nbytes)
-        slab.bytes[start : start + nbytes] = source
-        transfer(lane, array, operand, shape, slab.address + start, UP, journal)
+        # Under the lock, or another thread lets the slab go before the device is told of this place.
+        with lane.stream.state.ordering:
+            slab = lane.slab
+            start = slab.place(nbytes)
+            slab.bytes[start : start + nbytes] = source
+            transfer(lane, array, operand, shape, slab.address + start, UP, journal)
     elif lane.window is not None:  # a graph reads the bytes at every replay: they must be its own
         _send_whole(lane, array, operand, shape, _aside(lane, source), journal)
     elif kind is _PINNED:
