@@ -160,6 +160,25 @@ def test_a_free_on_another_stream_says_nothing_of_this_one(resource: Any, stream
     assert resource.live_bytes == 0, "that one was freed"
 
 
+def test_two_layers_that_count_count_each_what_goes_through_them(driver: Any, stream: Any) -> None:
+    lower = StatisticsResource(AsyncCudaResource())
+    upper = StatisticsResource(GlobalDeviceBudget(lower, 1 << 20))
+    for resource in lower, upper:
+        warm(resource)
+    before = [resource.statistics() for resource in (upper, lower)]
+    pointers = [upper.malloc(100), upper.malloc(100), lower.malloc(10)]
+    assert all(map(on_the_hot_way, pointers))
+    counted = [resource.statistics() for resource in (upper, lower)]
+    assert [(s.current_bytes, s.current_count) for s in counted] == [(200, 2), (210, 3)]
+    assert [s.total_count - b.total_count for s, b in zip(counted, before, strict=True)] == [2, 3]
+    pointers.clear()
+    upper.malloc(50)
+    drain(upper)
+    assert [(s.statistics().current_bytes, s.statistics().current_count) for s in (upper, lower)] == [
+        (0, 0)
+    ] * 2
+
+
 def test_the_block_is_made_at_the_first_question(resource: Any, stream: Any) -> None:
     warm(resource)
     before = cuglue.as_stream(stream).seq

@@ -164,6 +164,7 @@ def in_a_scope(resource: Any, stream: Any, kept: list[Any]) -> None:
         (PinnedHostResource, a_block),
         (lambda upstream: GlobalDeviceBudget(upstream, 1 << 20), a_reservation),
         (StatisticsResource, in_a_scope),
+        (lambda upstream: StatisticsResource(StatisticsResource(upstream)), an_array_of_a_stream),
     ],
     ids=[
         "every layer, a block",
@@ -173,6 +174,7 @@ def in_a_scope(resource: Any, stream: Any, kept: list[Any]) -> None:
         "pinned",
         "reservation",
         "scope",
+        "two that count",
     ],
 )
 def test_an_interrupt_is_counted_right_by_every_layer(make: Any, program: Any) -> None:

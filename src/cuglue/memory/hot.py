@@ -58,7 +58,7 @@ class Way(NamedTuple):
         take: ``(bytes, home, quiet)`` to an entry: new memory. ``quiet``: the stream is known to capture nothing.
         give: ``(entry)``: free it. Who calls that has claimed it, and puts it back if it still has an address after a
             failure; without one it is free, and something above the driver failed.
-        took, gave: ``(bytes)``: told of each allocation and each free that is done, or None. A layer that only counts
+        took, gave: ``(bytes)``: told of each allocation and each free that is done, or None. One layer that only counts
             costs a call less so. They count nothing if they are interrupted.
         bare: take and give call the driver, and nobody else.
     """
@@ -73,26 +73,6 @@ class Way(NamedTuple):
     def wrapped(self, take: Callable[[int, Home, bool], Entry], give: Callable[[Entry], None]) -> Way:
         """The way of a layer over this one."""
         return self._replace(take=take, give=give, bare=False)
-
-    def telling(self, took: Callable[[int], None], gave: Callable[[int], None]) -> Way:
-        """The same way, that tells these two, after whom it tells already."""
-        if self.took is None or self.gave is None:
-            return self._replace(took=took, gave=gave)
-        first_took, first_gave = self.took, self.gave
-
-        def took_both(nbytes: int) -> None:
-            first_took(nbytes)
-            try:
-                took(nbytes)
-            except BaseException:  # interrupted
-                first_gave(nbytes)
-                raise
-
-        def gave_both(nbytes: int) -> None:
-            first_gave(nbytes)
-            gave(nbytes)
-
-        return self._replace(took=took_both, gave=gave_both)
 
 
 def driver_way(source: SourceResource, take_back: Callable[[Entry], None]) -> Way:

@@ -14,8 +14,9 @@ from typing import Any, Self
 from ..core.stream import Stream
 from ..errors import UsageError
 from .adaptor import Adaptor
+from .desks import Home
 from .entries import Entry
-from .hot import Way
+from .hot import Way, give_up
 from .resource import DeviceMemoryResource
 
 
@@ -108,7 +109,32 @@ class StatisticsResource(Adaptor):
 
     def _way(self, take_back: Callable[[Entry], None]) -> Way | None:
         way = self._way_below(StatisticsResource, take_back)
-        return way and way.telling(self._took, self._gave)
+        if way is None:
+            return None
+        if way.took is None:
+            return way._replace(took=self._took, gave=self._gave)
+        # Another one below is told already.
+        _, take_below, give_below = way[:3]
+        took, counters = self._took, self._counters
+
+        def take(nbytes: int, home: Home, quiet: bool) -> Entry:
+            entry = take_below(nbytes, home, quiet)
+            try:
+                took(nbytes)
+            except BaseException as error:  # interrupted: it is not counted, and nobody gets it
+                give_up(way, entry, error)
+                raise
+            return entry
+
+        def give(entry: Entry) -> None:
+            try:
+                give_below(entry)
+            finally:
+                if not entry[1]:  # as the second function of _counting, without a call
+                    counters.count -= 1
+                    counters.nbytes -= entry[2]
+
+        return way.wrapped(take, give)
 
     def statistics(self) -> Statistics:
         """The counters now."""
