@@ -384,3 +384,17 @@ def test_pinned_memory_is_not_left_behind_by_a_close_in_a_capture(sim: Any) -> N
     assert kept.query()
     resource.close()
     assert (resource.bytes_outstanding, sim.inventory()["host_alloc"]) == (0, 0)
+
+
+def test_a_close_in_a_capture_frees_what_it_can_and_can_be_repeated(sim: Any, resource: Any) -> None:
+    capturing, other = sim.Stream(), sim.Stream()
+    blocked, free = resource.allocate(64, capturing), resource.allocate(32, other)
+    with capture(sim, capturing):
+        with pytest.raises(CaptureError, match="free memory"):
+            resource.close()
+        assert (blocked.state, resource.live_blocks()) == (BlockState.LIVE, [blocked])
+        assert free.state is not BlockState.LIVE
+        resource.deallocate(resource.allocate(16, other))
+    with pytest.warns(ResourceWarning, match="1 blocks live"):
+        resource.close()
+    assert blocked.state is BlockState.FREED
