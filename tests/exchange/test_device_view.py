@@ -7,7 +7,9 @@ with the help of a driver, is replaced by a record of what it would be made of.
 from __future__ import annotations
 
 import gc
+import sys
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -466,3 +468,33 @@ def test_whoever_an_export_is_made_for_is_noted(driver):
     assert owner.consumers == (consumer,)
     assert export_on(owner, None, lambda: "made") == "made"
     assert owner.consumers == (consumer,)
+
+
+@pytest.mark.parametrize("raw", ["a stream", "the default stream"])
+def test_torch_gets_a_capsule_for_its_current_stream(driver, monkeypatch, raw):
+    """Stands for PyTorch: it says its stream as a number, and takes capsules as well as objects."""
+    side = driver.Stream()
+    expected = cuglue.as_stream(side if raw == "a stream" else 0)
+
+    class Torch:
+        initialized = True
+        cuda = SimpleNamespace(is_initialized=lambda: Torch.initialized)
+        _C = SimpleNamespace(_cuda_getCurrentRawStream=lambda device: side.ptr if raw == "a stream" else 0)
+        from_dlpack = staticmethod(lambda given: given)
+
+    monkeypatch.setitem(sys.modules, "torch", Torch)
+    view, _ = make(driver)
+    with counted(driver, monkeypatch, *QUEUED) as calls:
+        made = view.torch()
+    assert isinstance(made, Made)
+    assert not made.versioned, "a capsule that every version takes"
+    (consumer,) = view.export_owner.consumers
+    assert consumer is expected
+    assert [name for name, _ in calls] == ["event_record", "stream_wait_event"]
+    Torch.initialized = False
+    assert view.torch() is view, "PyTorch asks itself, once it is ready"
+    Torch.initialized = True
+    read_only, _ = make(driver, readonly=True)
+    assert read_only.torch() is read_only
+    del Torch._C._cuda_getCurrentRawStream
+    assert view.torch() is view

@@ -74,16 +74,12 @@ def negotiate(
     """
     if (
         copy is dl_device is None
-        and type(max_version) is tuple
-        and len(max_version) == 2
-        and type(max_version[0]) is type(max_version[1]) is int
-        and max_version[0] >= VERSION[0]
+        and not readonly
         and type(stream) is int
         and (stream > 0 or stream == NO_ORDER)
-        and not readonly
         and device[0] != MemoryType.HOST
     ):
-        return _view_for(stream)  # what PyTorch, CuPy and JAX ask, every time
+        return _view_for(stream, _versioned(max_version))  # what PyTorch, CuPy and JAX ask, every time
     handle = _stream(stream, on_host=device[0] == MemoryType.HOST)
     versioned = _versioned(max_version)
     if copy is not None and not isinstance(copy, bool | np.bool_):
@@ -103,8 +99,8 @@ def negotiate(
 
 
 @lru_cache(maxsize=64)
-def _view_for(stream: int) -> ExportPlan:
-    return ExportPlan(Route.VIEW, True, False, None if stream == NO_ORDER else stream)
+def _view_for(stream: int, versioned: bool) -> ExportPlan:
+    return ExportPlan(Route.VIEW, versioned, False, None if stream == NO_ORDER else stream)
 
 
 def _stream(stream: object, *, on_host: bool) -> int | None:
@@ -129,7 +125,14 @@ def _stream(stream: object, *, on_host: bool) -> int | None:
 def _versioned(max_version: object) -> bool:
     if max_version is None:
         return False
-    major, _ = _pair("max_version", max_version)
+    if (
+        type(max_version) is tuple
+        and len(max_version) == 2
+        and type(max_version[0]) is type(max_version[1]) is int
+    ):
+        major: int = max_version[0]
+    else:
+        major, _ = _pair("max_version", max_version)
     return major >= VERSION[0]  # the consumer of a later major has to take our newest one
 
 
