@@ -198,8 +198,27 @@ def test_work_on_the_map_s_own_stream_is_no_reason_to_wait(
             m.order_consumer(m.stream)
             m.note_consumer(m.stream)
             driver.fill_async(m.device_ptr, 3, m.size, stream.ptr)
+            assert m.share.made is None
         assert (buffer.get() == 3).all()
     assert ways == [True, True]
+
+
+def test_work_on_the_map_s_own_stream_is_waited_for_by_others(
+    driver: SimDriver, buffer: BufferSubject, ways: Ways
+) -> None:
+    """Also by one that came after the map itself before."""
+    other = cuglue.as_stream(driver.Stream())
+    with buffer.handle.map_mut() as m:
+        other.join(m.stream)
+        m.order_consumer(m.stream)
+        driver.fill_async(m.device_ptr, 3, m.size, m.stream.handle)
+        m.note_consumer(m.stream)
+        assert m.share.made is None
+        assert m.block.prepare(other, cuglue.Access.READ_WRITE) == 1
+        driver.fill_async(m.device_ptr, 4, m.size, other.handle)
+        m.block.finish(other, cuglue.Access.READ_WRITE)
+    assert (buffer.get() == 4).all()
+    assert ways == [True, False]
 
 
 def test_what_waits_to_be_given_back_is_given_back_by_a_map(buffer: BufferSubject, ways: Ways) -> None:

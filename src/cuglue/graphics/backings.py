@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 from ..core.block import BlockLife
 from ..core.device import DeviceState
 from ..core.stream import Stream
+from ..driver.protocol import Access
 from ..errors import (
     CuglueError,
     DriverError,
@@ -121,6 +122,14 @@ class Share:
     def make_block(self) -> BlockLife:
         """The block, at the first question. For subclasses."""
         raise NotImplementedError
+
+    def prepare(self, stream: Stream, access: Access) -> None:
+        """:meth:`~cuglue.core.block.BlockLife.prepare` of the memory, for an export."""
+        self.block.prepare(stream, access)
+
+    def finish(self, stream: Stream, access: Access) -> None:
+        """:meth:`~cuglue.core.block.BlockLife.finish` of the memory, for an export."""
+        self.block.finish(stream, access)
 
     def note_reader(self, m: object) -> None:
         """Arrays are made from ``m``, a map of this part."""

@@ -14,6 +14,7 @@ from typing import Protocol
 from ..core.block import Block, BlockLife
 from ..core.device import DeviceState
 from ..core.stream import Stream
+from ..driver.protocol import Access
 from ..errors import LayoutError, MapUnavailableError, NotAllocatedError, StaleHandleError
 from ..layout import Layout
 from .backings import WHOLE, Backing, GlBacking, Part, Share
@@ -54,6 +55,18 @@ class BufferShare(Share):
         self.ptr = ptr
         self.stream = stream
         self.seq = seq
+
+    def prepare(self, stream: Stream, access: Access) -> None:
+        """Inherited. Nothing on the map's own stream, as long as nobody else uses the memory."""
+        if self.made is not None or stream is not self.stream:
+            super().prepare(stream, access)
+
+    def finish(self, stream: Stream, access: Access) -> None:
+        """Inherited. A use on the map's own stream needs no block: it is one that the memory begins with."""
+        if self.made is None and stream is self.stream:
+            self.seq = stream.submit()
+        else:
+            super().finish(stream, access)
 
     def make_block(self) -> BlockLife:
         """Inherited."""

@@ -191,7 +191,8 @@ class CudaMap(MapUsers):
     # --- whether it may be used -----------------------------------------------------------------------------------
     def check_exportable(self) -> None:
         """Raise ClosedError if the map was left, UsageError if it is in place: then there is no memory to export."""
-        self.check_live()
+        if self._state is _RELEASED:
+            self.check_live()
         if self.share.part.in_place:
             raise UsageError(
                 f"{self!r} is mapped in place",

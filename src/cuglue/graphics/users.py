@@ -99,14 +99,14 @@ class MapUsers(Exporter):
         """
         for other in self.consumers:  # first: what they queued since covers the uses that the block knows
             stream.join(other)
-        self.share.block.prepare(stream, self._access)
+        self.share.prepare(stream, self._access)
 
     def note_consumer(self, stream: Stream) -> None:
         """``stream`` uses the memory from now on: leaving waits for it.
 
         Ordering: queues nothing now.
         """
-        self.share.block.finish(stream, self._access)
+        self.share.finish(stream, self._access)
         self._add_consumer(stream)
 
     def order_host(self) -> None:
