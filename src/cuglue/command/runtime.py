@@ -28,6 +28,7 @@ from . import reads
 from .buffers import Buffer
 from .capture import Capture
 from .command import Command
+from .descriptors import CopyDescriptor
 from .futures import Future
 from .hostmem import HostBuffer
 from .kernels import KernelContext
@@ -162,9 +163,10 @@ class Runtime(Owned):
         self._check_open()
         item = element(dtype)
         if shape is None:
-            shape = buffer.nbytes if isinstance(buffer, Buffer) else operand_of(buffer, self._place).nbytes
-            shape //= item.itemsize
-        descriptor = Buffer.descriptor(buffer, shape, item)
+            whole = buffer if isinstance(buffer, Buffer) else operand_of(buffer, self._place)
+            descriptor = CopyDescriptor.contiguous(buffer, (whole.nbytes // item.itemsize,), item)
+        else:
+            descriptor = Buffer.descriptor(buffer, shape, item)
         future = reads.read_async(self._lanes.lane(stream), descriptor, progress)
         return future  # type: ignore[return-value] # one descriptor, one buffer
 
