@@ -136,8 +136,8 @@ class Command(MemoryCalls):
             stream: where to queue the copy; None: the command's stream.
             progress: ``progress(done_bytes, total_bytes)``, called as a large copy goes on and at its end.
 
-        Ordering: only enqueues into pinned memory; the bytes are there after a sync. A large copy into ordinary memory
-            blocks until it is there.
+        Ordering: only enqueues into pinned memory; the bytes are there after a sync. Into ordinary memory the driver
+            may block; up to 64 KiB and from 8 MiB on this does, and the bytes are there when it returns.
         """
         lane = self._lane()
         lane = lane if stream is None else self._streams.lane(stream)

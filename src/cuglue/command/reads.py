@@ -41,7 +41,7 @@ def write_to_cpu(lane: Lane, descriptor: CopyDescriptor, data: Any, progress: Re
             while it blocks, else on a thread of the library. What it raises is counted and logged.
 
     Ordering: only enqueues into pinned memory; the bytes are there after a sync. Into ordinary memory the driver may
-        block, and a small or large copy does: it is there when this returns.
+        block; up to 64 KiB and from 8 MiB on this does, and the bytes are there when it returns.
     Ownership: the buffer is kept, and cannot be resized, until the device has written it.
 
     Raises:

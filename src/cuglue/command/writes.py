@@ -28,7 +28,7 @@ from .staging import Source, staging
 from .taint import Failure, Journal, claim, ranges
 
 #: Ordinary memory below this size may go to the driver as it is: several threads are quicker only above.
-DIRECT_BELOW = 16 << 20
+DIRECT_BELOW = 8 << 20
 _SMALL = Slab.LARGEST
 _FILE, _PINNED, _OTHER = Source
 
