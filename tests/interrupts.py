@@ -22,11 +22,9 @@ def _finaliser(frame: FrameType | None) -> bool:
     return False
 
 
-def _queue(frame: FrameType, event: str, argument: Any) -> bool:
-    """Whether something was taken out of a queue just now, and is nowhere else: that is not promised."""
-    if event == "call":
-        return frame.f_code.co_name == "run_one"
-    return getattr(argument, "__name__", "") == "popleft"
+def _taken(event: str, argument: Any) -> bool:
+    """Whether something was taken out of a queue just now, and is nowhere else: commands do not promise that."""
+    return event == "c_return" and getattr(argument, "__name__", "") == "popleft"
 
 
 def interrupted(action: Callable[[], Any], step: int, *names: str) -> str | None:
@@ -50,7 +48,7 @@ def interrupted(action: Callable[[], Any], step: int, *names: str) -> str | None
         file = frame.f_code.co_filename
         inside = file.removeprefix(_HERE)[1:] if file.startswith(_HERE) else ""
         counts = inside in names if names else inside and not inside.startswith("driver")
-        counts = counts and not (_finaliser(frame) or _queue(frame, event, argument))
+        counts = counts and not (_finaliser(frame) or _taken(event, argument))
         if counts and where is None and event in ("call", "c_return"):
             points += 1
             if points == step:

@@ -3,6 +3,8 @@
 Owns: pending frees, host bytes of copies in flight, pins, surface objects and whatever else waits for uses to
 complete. Must not know what its actions do. Finalisers call :meth:`RetireQueue.forget`, which only appends: no lock,
 no driver call, no exception; the next call on our side drains it.
+
+What leaves one line for another does so without a call between, so that an interrupt comes before it or after it.
 """
 
 from __future__ import annotations
@@ -94,20 +96,14 @@ class RetireQueue:
             self._resume()
         while self.forgotten:
             try:
-                action = self.forgotten.popleft()
+                action = self.forgotten[0]
+                del self.forgotten[0]  # and no call up to the next try: an interrupt would lose it
             except IndexError:
                 return  # another thread was quicker
-            try:  # as run_one, without a call in which an interrupt would lose it
+            try:
                 _call(action)
             except BaseException as error:  # noqa: BLE001
                 self.keep(action, error)
-
-    def run_one(self, action: Left) -> None:
-        """Run one thing that a finaliser left, or keep it."""
-        try:
-            _call(action)
-        except BaseException as error:  # noqa: BLE001 - kept, and raised if that is due
-            self.keep(action, error)
 
     def keep(self, action: Left, error: BaseException) -> None:
         """Keep what failed with ``error`` for another attempt; raises what is no ``Exception``."""
@@ -125,7 +121,9 @@ class RetireQueue:
         """What was deferred may run again, before what came later."""
         try:
             while self.deferred:
-                self.forgotten.appendleft(self.deferred.pop())
+                action = self.deferred[-1]
+                del self.deferred[-1]
+                self.forgotten.appendleft(action)
         except IndexError:
             pass  # another thread was quicker
 
@@ -163,12 +161,13 @@ class RetireQueue:
         self._waiting = []
         try:
             while self._take_arrivals(pending) or pending:  # finalisers may append while actions run
-                item = pending.popleft()
+                item = pending[0]
+                del pending[0]
                 try:
                     if block:
                         _wait(item)
                     if (item.thread is not None and item.thread != me) or not item.ready():
-                        kept.append(item)
+                        kept += (item,)
                         continue
                     item.action()
                     done += 1
@@ -191,15 +190,22 @@ class RetireQueue:
         """Move what arrived (also by finalisers that ran meanwhile) to ``into``; True if there was anything."""
         found = False
         while self._inbox:
-            into.append(self._inbox.popleft())
+            into += (self._inbox[0],)
+            del self._inbox[0]
             found = True
         for queue in self.deferred, self.forgotten:
             while queue:
                 try:
-                    action = queue.popleft()
+                    action = queue[0]
+                    del queue[0]
                 except IndexError:  # another thread ran it
                     break
-                into.append(Retired((), partial(_call, action), 0, None))
+                try:
+                    item = Retired((), partial(_call, action), 0, None)
+                except BaseException:  # interrupted
+                    queue.appendleft(action)
+                    raise
+                into += (item,)
                 found = True
         return found
 

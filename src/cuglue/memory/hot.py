@@ -196,7 +196,7 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
     driver, device = resource.driver, resource.device
     retire = source._state.retire
     forgotten, deferred = retire.forgotten, retire.deferred
-    next_forgotten, forget = forgotten.popleft, forgotten.append
+    forget = forgotten.append
     find_home = desk.find
     current_device = types.current_device
     several_devices = has_several_devices(resource)
@@ -244,20 +244,15 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
             return long_way(current, nbytes)
         quiet = False
         while forgotten:
-            if deferred:
+            # No call from here to the try: an interrupt would lose the entry, another thread take it.
+            entry = forgotten[0]
+            if deferred or entry.__class__ is not list or entry[0] is not take_back or entry[4] is not None:
                 retire.run_forgotten()
                 break
+            del forgotten[0]
             try:
-                entry = next_forgotten()
-            except IndexError:
-                break  # another thread was quicker
-            if (
-                type(entry) is list
-                and entry[0] is take_back
-                and entry[4] is None
-                and claim(entry[1], None) is entry
-            ):
-                try:
+                claimed = claim(entry[1], None) is entry
+                if claimed:
                     former = entry[3]
                     # As driver_way gives, without a call; below, as it takes.
                     if not bare:
@@ -276,15 +271,18 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
                         quiet = True
                     if gave is not None:
                         gave(entry[2])
-                except BaseException as error:
-                    if not entry[1]:  # it is free: above the driver somebody was interrupted
-                        if gave is not None:
-                            gave(entry[2])
-                        raise
-                    plain[entry[1]] = entry
-                    retire.keep(entry, free_refused(shortcuts, entry[3], error))
+            except BaseException as error:
+                if not entry[1]:  # it is free: above the driver somebody was interrupted
+                    if gave is not None:
+                        gave(entry[2])
+                    raise
+                plain[entry[1]] = entry
+                retire.keep(entry, free_refused(shortcuts, entry[3], error))
             else:
-                retire.run_one(entry)
+                if not claimed:  # somebody asked about it meanwhile
+                    forget(entry)
+                    retire.run_forgotten()
+                    break
         if not bare:
             entry = take(nbytes, home, quiet)
         else:

@@ -161,10 +161,10 @@ class AsyncCudaResource(SourceResource, TracksUses):
                 desk.settle(done)
         for _ in range(len(self._retired)):
             try:
-                block = self._retired.popleft()
+                block = self._retired[0]
+                del self._retired[0]  # and no call up to the next lines: an interrupt would lose it
             except IndexError:
                 return  # another thread reaps too
-            # No call from there to here: an interrupt would lose it.
             if block.write_stream in done and block.write_seq <= done[block.write_stream]:
                 block.state = _FREED
             else:
