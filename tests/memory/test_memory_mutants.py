@@ -5,12 +5,16 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import pytest
+
 import cuglue
 from cuglue import Access, testing
 from cuglue.core.device import device_state
 from cuglue.core.stream import as_stream
+from cuglue.driver.protocol import CaptureMode
 from cuglue.driver.sim import SimDriver
 from cuglue.memory.streams import OwnStream
+from cuglue.memory.table import BlockTable
 
 
 def test_arrays_that_only_the_collector_finds_make_room() -> None:
@@ -30,6 +34,44 @@ def test_arrays_that_only_the_collector_finds_make_room() -> None:
                 gc.enable()
         assert second.ptr
         del second
+
+
+def test_arrays_that_only_the_collector_finds_make_room_while_a_stream_captures() -> None:
+    """Nothing is waited for then, so that no reap runs what the collector left."""
+    driver = SimDriver(memory_bytes=1 << 20)
+    with cuglue.use_driver(driver), cuglue.DirectCudaResource() as resource:
+        cycle: list[Any] = [resource.malloc(600 << 10)]
+        cycle.append(cycle)
+        capturing = as_stream(driver.Stream())
+        driver.capture_begin(capturing.handle, CaptureMode.RELAXED)
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            del cycle
+            second = resource.malloc(600 << 10)
+        finally:
+            if enabled:
+                gc.enable()
+            driver.graph_destroy(driver.capture_end(capturing.handle))
+        assert second.ptr
+        del second
+
+
+def test_a_block_that_an_interrupt_keeps_from_its_caller_is_in_no_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    add = BlockTable.add
+
+    def interrupted(table: BlockTable, block: Any) -> None:
+        add(table, block)
+        raise KeyboardInterrupt
+
+    with cuglue.use_driver(SimDriver()), cuglue.DirectCudaResource() as resource:
+        monkeypatch.setattr(BlockTable, "add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            resource.allocate(64)
+        assert resource.bytes_outstanding == 0
+        assert resource.live_blocks() == []
 
 
 def test_a_block_given_back_keeps_no_reader_alive() -> None:
