@@ -11,6 +11,7 @@ from sample_kernels import INCREMENT
 import cuglue
 from cuglue import InOut, as_stream
 from cuglue.command import recording
+from cuglue.driver.protocol import CaptureMode
 from cuglue.driver.sim import SimDriver
 from cuglue.testing import faults
 
@@ -36,3 +37,20 @@ def test_a_capture_whose_end_was_interrupted_and_refused_ends_with_the_next_drai
         stream.state.retire.drain()
         assert not stream.capturing
         x.close()
+
+
+def test_a_cleanup_frees_what_waited_for_the_end_of_a_capture() -> None:
+    with (
+        cuglue.use_driver(SimDriver()) as driver,
+        cuglue.DirectCudaResource() as resource,
+        cuglue.Runtime(resource=resource) as runtime,
+    ):
+        home = as_stream(driver.Stream())
+        x = runtime.create(np.zeros(64, "i4"), stream=home)
+        runtime.synchronize()
+        driver.capture_begin(home.handle, CaptureMode.RELAXED)
+        x.close()
+        driver.graph_destroy(driver.capture_end(home.handle))
+        assert driver.inventory()["malloc_async"] == 1
+        runtime.command().memory_cleanup()
+        assert driver.inventory()["malloc_async"] == 0
