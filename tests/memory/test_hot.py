@@ -179,6 +179,28 @@ def test_two_layers_that_count_count_each_what_goes_through_them(driver: Any, st
     ] * 2
 
 
+@pytest.mark.parametrize("layer", [lambda below: below, StatisticsResource])
+def test_an_entry_that_is_queued_twice_is_freed_and_counted_once(
+    driver: Any, stream: Any, layer: Any
+) -> None:
+    """As after an interrupt, or when somebody asks about an array while it dies."""
+    resource = layer(AsyncCudaResource())
+    warm(resource)
+    retire = bottom(resource)._state.retire
+    for queue in (resource.malloc, lambda nbytes: retire.run_forgotten()):
+        pointer = resource.malloc(64)
+        entry = pointer.mem.entry
+        del pointer
+        retire.forgotten.append(entry)
+        with testing.trace(only={"free_async"}) as calls:
+            queue(32)
+        assert len(calls) == 1
+        drain(resource)
+        assert bottom(resource).live_bytes == 0
+        if resource is not bottom(resource):
+            assert (resource.statistics().current_bytes, resource.statistics().current_count) == (0, 0)
+
+
 def test_the_block_is_made_at_the_first_question(resource: Any, stream: Any) -> None:
     warm(resource)
     before = cuglue.as_stream(stream).seq

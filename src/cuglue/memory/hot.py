@@ -271,10 +271,12 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
                         quiet = True
                     if gave is not None:
                         gave(entry[2])
+                        entry[2] = 0  # told
             except BaseException as error:
                 if not entry[1]:  # it is free: above the driver somebody was interrupted
-                    if gave is not None:
+                    if gave is not None and entry[2]:
                         gave(entry[2])
+                        entry[2] = 0
                     raise
                 plain[entry[1]] = entry
                 retire.keep(entry, free_refused(shortcuts, entry[3], error))
