@@ -15,8 +15,9 @@ from interrupts import interrupted
 
 import cuglue
 from cuglue.driver.protocol import Driver
+from cuglue.graphics import life
 from cuglue.graphics.glcontext import GlContext
-from cuglue.testing.handle_suite import poke
+from cuglue.testing.handle_suite import peek, poke
 
 pytestmark = [
     pytest.mark.gl,
@@ -105,3 +106,39 @@ def test_an_interrupt_loses_no_object(
                 assert not subject.handle.mapped, where
                 assert (subject.get() == number + 7).all(), where
     assert step > 10
+
+
+def interrupt_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    """The next call of this ends in an interrupt, before it does anything."""
+
+    def interrupted_call(*args: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, name, interrupted_call)
+
+
+def test_a_map_that_is_left_is_left_though_somebody_still_has_it(
+    driver: Any, context: GlContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the next map of the object, which would conflict with it."""
+    with objects(driver, "t") as (subject,):
+        m = subject.handle.map_mut()
+        interrupt_once(monkeypatch, driver, "copy_to_array_async")
+        with pytest.raises(KeyboardInterrupt):
+            m.release()
+        with subject.handle.map_mut():
+            assert m.released
+
+
+def test_a_second_map_that_is_interrupted_leaves_the_first_alone(
+    driver: Any, context: GlContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with objects(driver, "b") as (subject,):
+        subject.put(np.full(64, 5, np.uint8))
+        with subject.handle.map() as m:
+            interrupt_once(monkeypatch, life, "CudaMap")
+            with pytest.raises(KeyboardInterrupt):
+                subject.handle.map()
+            assert (peek(m) == 5).all()
+        assert not subject.handle.mapped

@@ -16,9 +16,12 @@ from graphics.subjects import make_buffer, make_texture
 from interrupts import interrupted
 
 import cuglue
+from cuglue.core.device import device_state
+from cuglue.driver.protocol import RegisterFlags
 from cuglue.errors import ClosedError, DriverError
 from cuglue.graphics.glcontext import GlContext, headless
 from cuglue.graphics.handle import CudaHandle
+from cuglue.graphics.registration import Registration
 from cuglue.testing import SimDriver
 from cuglue.testing.faults import fail
 from cuglue.testing.handle_suite import poke
@@ -155,3 +158,16 @@ def test_a_refusal_leaves_the_handle_open(context: GlContext) -> None:
         handle.close()
         assert handle.closed
     GL.glDeleteBuffers(1, [name])
+
+
+def test_a_registration_of_no_context_that_is_dropped_ends_with_the_next_drain() -> None:
+    """As one of Direct3D is, whose calls run on any thread."""
+    with cuglue.use_driver(SimDriver()) as driver:
+        assert isinstance(driver, SimDriver)
+        state = device_state(driver, 0)
+        registration = Registration(state)
+        registration.handle = driver.d3d11_register(driver.fake_d3d11(4, 4), RegisterFlags.NONE, 0)
+        del registration
+        assert driver.inventory()["resources"] == 1
+        state.retire.drain()
+        assert driver.inventory()["resources"] == 0

@@ -9,8 +9,15 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
+import OpenGL.GL as GL
 import pytest
-from graphics.subjects import BufferSubject, ImageSubject, registered_buffer, registered_texture
+from graphics.subjects import (
+    BufferSubject,
+    ImageSubject,
+    make_texture,
+    registered_buffer,
+    registered_texture,
+)
 
 import cuglue
 from cuglue.core.device import device_state
@@ -91,6 +98,18 @@ def test_an_interrupt_while_they_are_left(
             poke(m, np.full(m.size, 9, np.uint8))
         assert (subject.get() == 9).all()
     assert all(m.released for m in maps)
+
+
+def test_what_another_map_copied_comes_before_they_are_handed_back(driver: Any, context: GlContext) -> None:
+    """A copy of another level, on another stream, made and left while they were mapped."""
+    name = make_texture(8, 8, levels=2)
+    one, two = driver.Stream(), driver.Stream()
+    with cuglue.register_texture(name) as handle, registered_buffer(driver) as buffer:
+        with cuglue.map_all([handle, buffer.handle], one):
+            handle.map(two, level=1).release()
+        driver.device_synchronize(0)
+        assert driver.hazards == []
+    GL.glDeleteTextures(1, [name])
 
 
 def test_writers_on_other_streams_are_waited_for(driver: Any, subjects: Subjects) -> None:

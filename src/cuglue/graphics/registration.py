@@ -59,12 +59,9 @@ class Registration:
         return self.uses
 
     def unmap(self, stream: Stream) -> None:
-        """Undo one :meth:`map`; the last one hands the object back after all its uses."""
+        """Undo one :meth:`map`; the last one hands the object back after all its uses, which are noted by then."""
         if self._users == 1:
             self._give_back(stream)
-        else:
-            # Whatever was queued there comes before the hand-over.
-            self.uses.finish(stream, Access.READ)
         self._users -= 1
 
     def undo_map(self, stream: Stream, error: BaseException) -> None:
