@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 import weakref
 from types import SimpleNamespace
@@ -195,10 +196,38 @@ def test_an_entry_that_is_queued_twice_is_freed_and_counted_once(
         with testing.trace(only={"free_async"}) as calls:
             queue(32)
         assert len(calls) == 1
+        assert not any(left is entry for left in retire.forgotten)
         drain(resource)
         assert bottom(resource).live_bytes == 0
         if resource is not bottom(resource):
             assert (resource.statistics().current_bytes, resource.statistics().current_count) == (0, 0)
+
+
+def test_memory_that_is_asked_about_while_it_is_taken_back_goes_back_as_a_block(
+    driver: Any, stream: Any
+) -> None:
+    resource = AsyncCudaResource()
+    warm(resource)
+    pointer = resource.malloc(64)
+    entry = pointer.mem.entry
+    made: list[Any] = []
+
+    def another_thread(frame: Any, event: str, function: Any) -> None:
+        taken = event == "c_call" and frame.f_code.co_name == "malloc" and function.__name__ == "pop"
+        if taken and not made:
+            made.append(resource._arrays.block_in(entry))
+
+    del pointer
+    former = sys.getprofile()
+    sys.setprofile(another_thread)
+    try:
+        resource.malloc(32)
+    finally:
+        sys.setprofile(former)
+    (block,) = made
+    assert block.state is BlockState.RETIRED
+    drain(resource)
+    assert resource.live_bytes == 0
 
 
 def test_the_block_is_made_at_the_first_question(resource: Any, stream: Any) -> None:
