@@ -10,6 +10,8 @@ back to their bin whole; they are merged with their neighbours before more is ta
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from .bins import LARGE, SMALL, Bins, class_size
 from .spans import BestFit, Page, Span
 from .usage import MemoryUsage
@@ -47,6 +49,7 @@ class Arena(Bins):
         self.reserved = 0
         self.small_reserved = 0
         self._most_used = 0  # bytes handed out at once, as far as it was looked
+        self._leaving: list[Span] = []  # spans that left their bins and are in no heap yet
         self.hits = 0
         self.misses = 0
         self.flushes = 0
@@ -54,12 +57,14 @@ class Arena(Bins):
     # --- heaps --------------------------------------------------------------------------------------------------
     def flush(self, small: bool | None = None) -> bool:
         """Empty the bins (of small classes, of large ones, or all) into the heaps; whether anything lay there."""
-        found = self.empty(small)
+        found = self._leaving
+        self.empty_into(found, small)
         if not found:
             return False
         self.flushes += 1
         self.small.give_all([span for span in found if span.page.small])
         self.large.give_all([span for span in found if not span.page.small])
+        found.clear()
         return True
 
     def find(self, nbytes: int) -> Span | None:
@@ -117,24 +122,25 @@ class Arena(Bins):
         span = span or self.small.take(size)
         if span is None:
             return None
-        first = self.adopt(span)
-        first.stack = stack = self.bin_of(nbytes)
-        while span.size > size:
-            rest = span.split(size)
-            rest.free = False
+        stack = self.bin_of(nbytes)
+        rests: list[Span] = []
+        last = span
+        span.home = self
+        while last.size > size:
+            last = last.split(size)
+            rests.append(last)
+        for rest in rests:
             rest.stack = stack
-            if span is not first:
-                stack.append(span)
-            span = rest
-        if span is not first:
-            stack.append(span)
-        return first
+            rest.free = False  # and into the bin in the same breath
+            stack.append(rest)
+        return self.adopt(span)
 
     def adopt(self, span: Span) -> Span:
-        """Make ``span``, which is in no heap, one of this arena; it goes back to the bin that it fits best."""
-        span.home = self
+        """Make ``span``, which is in no heap, one of this arena in use; it goes back to the bin that it fits best."""
         span.stack = self.bin_for(span.size)
+        span.home = self
         span.page.idle_since = 0.0
+        span.free = False
         return span
 
     def give(self, span: Span) -> Span:
@@ -143,9 +149,26 @@ class Arena(Bins):
         return (self.small if span.page.small else self.large).give(span)
 
     def remove(self, span: Span) -> None:
-        """Let a free span go, whole."""
+        """Let a free span go, whole; it stays marked as free."""
         (self.small if span.page.small else self.large).remove(span)
-        span.free = False
+
+    def mend(self, others: Iterable[Span]) -> None:
+        """After an interrupt in the midst of a change: all that is free is in the heaps again, once.
+
+        Args:
+            others: spans of pages of other arenas that belong to this one.
+        """
+        for span in self._leaving:
+            span.free = True
+        self._leaving.clear()
+        own = [span for page in self.pages for span in page.spans() if span.home in (self, None)]
+        self.small.clear()
+        self.large.clear()
+        free = [span for span in (*own, *others) if span.free]
+        for span in free:
+            span.home = self
+        self.small.give_all([span for span in free if span.page.small])
+        self.large.give_all([span for span in free if not span.page.small])
 
     # --- pages --------------------------------------------------------------------------------------------------
     def page_sizes(self, nbytes: int) -> tuple[int, int]:
@@ -181,12 +204,16 @@ class Arena(Bins):
     def vacate(self, page: Page) -> bool:
         """Take a spare page out of its bin; False if another thread was quicker."""
         span = page.first
-        if not span.free:
-            try:
-                span.stack.remove(span)
-            except ValueError:
-                return False
-            self.give(span)
+        if span.free:
+            return True
+        self._leaving = [span]
+        try:
+            span.stack.remove(span)
+        except ValueError:
+            self._leaving = []
+            return False
+        self.give(span)
+        self._leaving = []
         return True
 
     def extended(self, page: Page, more: Span) -> None:
@@ -202,9 +229,10 @@ class Arena(Bins):
             return None
         self.remove(end)
         if end.size == size:
+            end.free = False
             return end
         piece = end.split(end.size - size)
-        piece.free = False
+        piece.free = False  # not to be merged again
         self.give(end)
         return piece
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...core.block import BlockLife
 from ...core.stream import Stream
+from ...errors import DriverError
 from ...lifecycle import BlockState
 from ..block import ArrayBlock
 from .figures import PoolFigures
@@ -65,9 +66,15 @@ class PoolArrays(PoolFigures):
                 block = ArrayBlock(span.ptr, span.size, stream, stream.submit())
                 block.device_id = self._ordinal
                 block.resource = self
-                self._spans[span.ptr] = span, span.home
-                self._table.add(block)
-                span.life = block
+                try:
+                    self._spans[span.ptr] = span, span.home
+                    self._table.add(block)
+                    span.life = block
+                except BaseException as error:
+                    if not isinstance(error, DriverError):
+                        self._table.forget(span.ptr)  # interrupted: nobody gets the block
+                    self._spans.pop(span.ptr, None)
+                    raise
             found: ArrayBlock = span.life
             return found
 

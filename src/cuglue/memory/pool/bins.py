@@ -122,14 +122,13 @@ class Bins:
         """Whether anything lies in bins."""
         return any(list(self._stacks.values()))
 
-    def empty(self, small: bool | None = None) -> list[Span]:
-        """Take everything out of the bins (of small classes, of large ones, or all)."""
-        found: list[Span] = []
+    def empty_into(self, found: list[Span], small: bool | None = None) -> None:
+        """Move everything out of the bins (of small classes, of large ones, or all) to the end of ``found``."""
         for size, stack in list(self._stacks.items()):
             if stack and (small is None or (size <= SMALL) is small):
                 try:
-                    while stack:
-                        found.append(stack.pop())
+                    found.extend(
+                        iter(stack.pop, None)
+                    )  # in one call: an interrupt in between would lose a span
                 except IndexError:
-                    pass  # another thread was quicker
-        return found
+                    pass  # it is empty

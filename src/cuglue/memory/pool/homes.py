@@ -6,24 +6,42 @@ nor when memory is taken from upstream (:mod:`.ladder`).
 Locks: a request that its own arena can serve takes the lock of that arena alone. Whatever concerns several arenas takes
 the pool's lock and then all of theirs (:meth:`Homes.all_locked`); the device's ordering lock comes last. Nothing that
 may run the collector or wait for the device is called under any of them: finalisers and other threads need them.
+
+Interrupts: Ctrl-C may end any of this between two calls. Spans say themselves what they are, and those that it leaves
+out of the heaps are put back (:meth:`Homes.mend`); statements that must not be parted have no call between them.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 from ...core.device import DeviceState
 from ...core.stream import Stream
-from ...errors import CaptureError, OutOfMemory
+from ...errors import CaptureError, CuglueError, OutOfMemory
+from ...lifecycle import BlockState
 from .arena import Arena
 from .counters import PoolCounters, sum_of
 from .spans import Page, Span
-from .turns import Turns
 from .upstream import Upstream
 
+_LIVE, _FREED = BlockState.LIVE, BlockState.FREED
+_acquire, _release = type(threading.RLock()).acquire, type(threading.RLock()).release
 _HOMES = 64  # streams whose free memory is kept apart; beyond it that of unused streams is given back
+
+
+class _Taken(threading.local):
+    """The span that a thread was given by an arena last, until whoever asked for it has it."""
+
+    span: Span | None = None
+
+
+taken = _Taken()
 
 
 class Home(Arena):
@@ -42,7 +60,7 @@ class Home(Arena):
         super().__init__()
         self.stream = stream
         self.private = private
-        self.lock = Turns()
+        self.lock = threading.RLock()
         self.replaced = 0
         self.efforts = 0
         self.exchanges = 0
@@ -50,8 +68,18 @@ class Home(Arena):
         self.looked = -1  # requests at the last look whether it is idle
         self.refusal: OutOfMemory | None = None  # why upstream gave nothing the last time
 
-    def put(self, span: Span) -> None:
-        """Take a span back; the work that used it is ordered before what :attr:`stream` does next."""
+    def adopt(self, span: Span) -> Span:
+        """Inherited. Known as :data:`taken`."""
+        taken.span = super().adopt(span)
+        return span
+
+    def put(self, span: Span, block: Any = None) -> None:
+        """Take a span back, and the block that was in it; what used it is ordered before what :attr:`stream` does next.
+
+        An interrupt finds the block live, or freed and its span in the bin.
+        """
+        if block is not None:
+            block.state = _FREED
         span.life = None
         span.stack.append(span)
 
@@ -80,7 +108,7 @@ class Homes:
         self.state = state
         self.upstream = upstream
         self.counters = PoolCounters()
-        self.lock = Turns()
+        self.lock = threading.RLock()
         self.clock: Callable[[], float] = time.monotonic
         self._idle_seconds = idle_seconds
         self._next_look = 0.0
@@ -98,11 +126,36 @@ class Homes:
     @contextmanager
     def all_locked(self) -> Iterator[list[Home]]:
         """Every home, its lock held; no home comes or goes meanwhile."""
-        with self.lock, ExitStack() as held:
+        with self.lock:
             homes = self.all()
-            for home in homes:
-                held.enter_context(home.lock)
-            yield homes
+            held: list[Any] = []
+            # Each way in one call, in which no interrupt comes: a lock that nobody leaves stops all other threads.
+            acquired = filter(_acquire, [home.lock for home in homes])
+            leave = partial(deque[None](maxlen=0).extend, map(_release, held))
+            try:
+                held.extend(acquired)
+                yield homes
+            except CuglueError:
+                raise
+            except BaseException:
+                self._mend(homes)
+                raise
+            finally:
+                leave()
+
+    def mend(self) -> None:
+        """After an interrupt in the midst of a change: all that is free is in the heaps of its home again, once."""
+        with self.all_locked() as homes:
+            self._mend(homes)
+
+    def _mend(self, homes: Sequence[Home]) -> None:
+        lent: dict[int, list[Span]] = {id(home): [] for home in homes}
+        for home in homes:
+            for span in (span for page in home.pages for span in page.spans()):
+                if span.home is not home and span.home is not None:
+                    lent.setdefault(id(span.home), []).append(span)
+        for home in homes:
+            home.mend(lent[id(home)])
 
     def _add(self, stream: Stream) -> Home:
         with self.lock:
@@ -219,8 +272,13 @@ class Homes:
         return done
 
     def _drop(self, home: Home, page: Page) -> None:
-        self.upstream.drop(page)
-        home.drop(page)
+        home.drop(page)  # first: what is given back must not be handed out, whatever comes in between
+        try:
+            self.upstream.drop(page)
+        except BaseException:
+            if page.source is None or page.source.state is _LIVE:
+                home.add(page, small=page.small)
+            raise
 
     def _return_strays(self, home: Home) -> None:
         """Give free spans that were stolen back to the arena that has their page, after the work of this one."""

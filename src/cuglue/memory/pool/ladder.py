@@ -17,7 +17,7 @@ from ...driver.protocol import Access
 from ...errors import CaptureError, CuglueError, DevicePoisoned, OutOfMemory, PoolCapacityExceeded
 from .arena import CLOSE, SLACK
 from .bins import LARGE, SMALL, class_size
-from .homes import Home, Homes
+from .homes import Home, Homes, taken
 from .spans import Page, Span
 
 # Doing without costs as much as a few hundred hits: so often at first, then once for so many requests.
@@ -46,19 +46,30 @@ class Ladder(Homes):
             CaptureError: the stream captures and more memory would be needed.
         """
         self.state.retire.run_forgotten()
-        with home.lock:
-            home.misses += 1
-            span = home.find(nbytes)
-        if span is not None:
-            return span
-        home.stream.refuse_capture("take memory from upstream")
-        self.look_at_ages()
         troubles: list[CuglueError] = []
+        former, taken.span = taken.span, None  # another one's, where a signal's handler allocates
         try:
+            with home.lock:
+                home.misses += 1
+                span = home.find(nbytes)
+            if span is not None:
+                return span
+            home.stream.refuse_capture("take memory from upstream")
+            self.look_at_ages()
             return self._climb(home, nbytes, troubles)
+        except CuglueError:
+            raise
+        except BaseException:
+            if taken.span is not None:
+                home.put(taken.span)
+            self.mend()
+            raise
         finally:
-            troubles.clear()  # errors hold the frames of all callers, and these hold arrays
+            troubles[
+                :
+            ] = ()  # errors hold the frames of all callers, and these hold arrays; a call would lose the span
             home.refusal = None
+            taken.span = former
 
     def _climb(self, home: Home, nbytes: int, troubles: list[CuglueError]) -> Span:
         limit = self.upstream.limit
@@ -164,11 +175,14 @@ class Ladder(Homes):
             fits = size <= have <= size * CLOSE and page.small is (size <= SMALL)
             if fits and other.vacate(page):
                 home.stream.join(other.stream)
+                page.source.finish(home.stream, Access.READ, OPEN)  # it is given back after the work there
                 other.drop(page)
-                page.source.finish(
-                    home.stream, Access.READ, OPEN
-                )  # so that it is given back after the work there
-                home.add(page, small=page.small)
+                try:
+                    home.add(page, small=page.small)
+                except BaseException:
+                    if page not in home.pages:
+                        other.add(page, small=page.small)
+                    raise
                 self.counters.stolen += 1
                 return home.take(nbytes, whole=True)
         for _, _, page, other in reversed(found):
@@ -202,10 +216,15 @@ class Ladder(Homes):
         except OutOfMemory as error:
             home.refusal = error
             return None
-        self.counters.grown += 1
-        with home.lock:
-            home.add(page, small=class_size(nbytes) <= SMALL)
-            return home.take(nbytes, whole=True)
+        try:
+            self.counters.grown += 1
+            with home.lock:
+                home.add(page, small=class_size(nbytes) <= SMALL)
+                return home.take(nbytes, whole=True)
+        except BaseException:
+            if page not in home.pages:
+                self.upstream.drop(page)
+            raise
 
     # --- the ladder ---------------------------------------------------------------------------------------------
     def _steal(self, home: Home, nbytes: int) -> Span | None:

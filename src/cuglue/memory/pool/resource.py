@@ -47,7 +47,7 @@ from .spans import Span
 from .stream_memory import StreamMemory
 from .upstream import Upstream
 
-_LIVE, _RETIRED, _FREED = BlockState.LIVE, BlockState.RETIRED, BlockState.FREED
+_LIVE, _RETIRED = BlockState.LIVE, BlockState.RETIRED
 _made: WeakSet[PoolResource] = WeakSet()
 
 
@@ -105,9 +105,7 @@ class PoolResource(Owned, PoolArrays):
             None if layout is None else Plans(self._known_state, self._pages, MemoryConfiguration.of(layout))
         )
         self._table = BlockTable()
-        self._spans: dict[
-            int, tuple[Span, Home | StreamMemory]
-        ] = {}  # of the blocks in the table, by address
+        self._spans: dict[int, tuple[Span, Home | StreamMemory]] = {}  # as the table
         self._asking = threading.RLock()  # two threads that ask for the block of an array get the same
         self._life = process.life
         self._ready = True  # one flag for whatever keeps the next request from going straight to its span
@@ -122,7 +120,9 @@ class PoolResource(Owned, PoolArrays):
             block.device_id = self._ordinal
             self._spans[span.ptr] = span, home
             self._table.add(block)
-        except BaseException:
+        except BaseException as error:
+            if not isinstance(error, DriverError):
+                self._table.forget(span.ptr)  # interrupted: nobody gets the block
             self._spans.pop(span.ptr, None)
             home.put(span)
             raise
@@ -178,18 +178,21 @@ class PoolResource(Owned, PoolArrays):
         span, home = self._spans[block.ptr]
         try:
             ready = self._order(block, home.stream)
+            if self._tickets is not None:
+                self._tickets.forget(block)
+            if not ready:
+                late = block.uses(), partial(self._late, block, span, home)
+            del self._spans[block.ptr]
+            if ready:
+                home.put(span, block)  # by way of RETIRED: work on its stream comes after what used it
         except BaseException:
-            self._table.add(block)
+            if block.state is _LIVE:
+                self._spans[block.ptr] = span, home
+                self._table.add(block)
             raise
-        del self._spans[block.ptr]
-        if self._tickets is not None:
-            self._tickets.forget(block)
-        if ready:
-            block.state = _FREED  # by way of RETIRED: work on its stream comes after what used it
-            home.put(span)
-        else:
+        if not ready:
             block.state = _RETIRED
-            self._state.retire.push(block.uses(), partial(self._late, block, span, home), nbytes=block.size)
+            self._state.retire.push(*late, nbytes=block.size)
         if not self._ready:
             self._after_close()
 
@@ -207,8 +210,7 @@ class PoolResource(Owned, PoolArrays):
         return True
 
     def _late(self, block: Any, span: Span, home: Home | StreamMemory) -> None:
-        block.state = _FREED
-        home.put(span)
+        home.put(span, block)
         if not self._ready:
             self._after_close()
 

@@ -92,7 +92,8 @@ class Span:
         offset, size: bytes, in the page.
         requested: bytes asked for; the rest of ``size`` is padding.
         before, after: neighbours in the page.
-        free: whether it may be handed out or merged. A span in a bin is neither free nor in use.
+        free: whether it may be handed out or merged. A span in a bin is neither free nor in use. One that is free and
+            in no heap is on its way; after an interrupt it is put back (:meth:`.arena.Arena.mend`).
         home: who it goes back to.
         stack: the bin it goes back to.
         life: the block made of it, where anybody asked for one.
@@ -177,7 +178,7 @@ class BestFit:
         return self._keys[-1][0] if self._keys else 0
 
     def take(self, size: int, most: int = 0, spare: int = 0) -> Span | None:
-        """The best span for ``size`` bytes, no longer free, cut to that size; None if none fits.
+        """The best span for ``size`` bytes, cut to that size; None if none fits. Its new owner marks it as taken.
 
         Args:
             size: bytes, a multiple of the alignment.
@@ -196,7 +197,6 @@ class BestFit:
             rest = span.split(size)
             insort(keys, (rest.size, rest.ptr, rest))
             self.splits += 1
-        span.free = False
         return span
 
     def give(self, span: Span) -> Span:
@@ -234,6 +234,10 @@ class BestFit:
         keys.sort()
         self._keys = keys
 
+    def clear(self) -> None:
+        """Forget all spans."""
+        self._keys = []
+
     def remove(self, span: Span) -> None:
-        """Take a free span out, whole."""
+        """Take a free span out, whole; it stays marked as free."""
         del self._keys[bisect_left(self._keys, (span.size, span.ptr))]

@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from ...arguments import shown
 from ...core.stream import Stream
@@ -23,6 +24,7 @@ from ...errors import (
     PoolsInUse,
     UsageError,
 )
+from ...lifecycle import BlockState
 from .layouts import MemoryAllocationMode, MemoryConfiguration, Persistent, PoolLayout
 from .planned import Pool, make_pool
 from .spans import Page, Span
@@ -198,9 +200,11 @@ class StreamMemory:
                     self._pages.place(span.page)
         return span.ptr
 
-    def put(self, span: Span) -> None:
-        """Take a span back; the work that used it is ordered before what :attr:`stream` does next."""
+    def put(self, span: Span, block: Any = None) -> None:
+        """Take a span back, and the block in it; what used it is ordered before what :attr:`stream` does next."""
         with self._lock:
+            if block is not None:
+                block.state = BlockState.FREED
             span.life = None
             span.home.give(span)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...core.stream import Stream
 from ...errors import OutOfMemory, PoolCapacityExceeded
+from ...lifecycle import BlockState
 from ..block import UnderBlock
 from ..layered import entry
 from ..resource import DeviceMemoryResource
@@ -17,6 +18,7 @@ from .expandable import ExpandableCudaResource
 from .spans import Page, Span
 
 _TAG = "pool"
+_LIVE = BlockState.LIVE
 # What has pages out must not be garbage together with its pool: finalisers run in any order, and those of the resource
 # below would find the pages live and free them a second time.
 _holding: set[Upstream] = set()
@@ -72,22 +74,33 @@ class Upstream:
         """Put memory behind ``page``; if that fails nothing has changed."""
         if not claimed:
             self._claim(page.nbytes)
+        source: Any = None
         try:
-            source: Any = self._allocate(page.nbytes, stream, _TAG, UnderBlock)
+            source = self._allocate(page.nbytes, stream, _TAG, UnderBlock)
+            page.place(source.ptr, source)
         except BaseException:
+            if source is not None:  # interrupted: nobody gets it
+                page.place(0, None)
+                self._deallocate(source)
             if not claimed:
                 self._release(page.nbytes)
             raise
-        page.place(source.ptr, source)
 
     def drop(self, page: Page) -> None:
         """Give a page back, after the work so far on the stream that it was taken for. If that fails it stays.
 
         Ordering: as the resource's ``deallocate``.
         """
-        if page.source is not None:
-            self._deallocate(page.source)
-        self._release(page.nbytes)
+        try:
+            if page.source is not None:
+                self._deallocate(page.source)
+        except BaseException:
+            if page.source.state is not _LIVE:  # interrupted, but it is free
+                self._release(page.nbytes)
+            raise
+        with self._lock:  # and no call before: an interrupt would leave it counted
+            self.reserved -= page.nbytes
+        self._let_go()
 
     # --- pages that grow in place -------------------------------------------------------------------------------
     @property
@@ -118,22 +131,33 @@ class Upstream:
         self._release(nbytes)
 
     def _claim(self, nbytes: int) -> None:
-        with self._lock:
-            if not self.fits(nbytes):
-                raise PoolCapacityExceeded(
-                    "pool",
-                    got=f"{nbytes} bytes asked for, {self.reserved} reserved",
-                    expected=f"at most {self.limit} in all",
-                    requested=nbytes,
-                    capacity=self.limit,
-                    in_use=self.reserved,
-                )
-            self.reserved += nbytes
-            _holding.add(self)
-            self.peak = max(self.peak, self.reserved)
+        counted = False
+        try:
+            with self._lock:
+                if not self.fits(nbytes):
+                    raise PoolCapacityExceeded(
+                        "pool",
+                        got=f"{nbytes} bytes asked for, {self.reserved} reserved",
+                        expected=f"at most {self.limit} in all",
+                        requested=nbytes,
+                        capacity=self.limit,
+                        in_use=self.reserved,
+                    )
+                _holding.add(self)
+                self.peak = max(self.peak, self.reserved + nbytes)
+                self.reserved += nbytes
+                counted = True
+        except BaseException:
+            if counted:
+                self._release(nbytes)
+            raise
 
     def _release(self, nbytes: int) -> None:
         with self._lock:
             self.reserved -= nbytes
+        self._let_go()
+
+    def _let_go(self) -> None:
+        with self._lock:
             if not self.reserved:
                 _holding.discard(self)
