@@ -92,3 +92,21 @@ def test_a_join_that_fails_is_made_again(pair: tuple[Stream, Stream], sim: SimDr
     with recorded(sim) as calls:
         assert a.join(b)
     assert calls.count("stream_wait_event") == 1
+
+
+def test_what_stands_for_a_stream_of_a_bare_number_reaches_no_capture(
+    pair: tuple[Stream, Stream], sim: SimDriver, calls: Calls
+) -> None:
+    """The whole device does, and with it any stream that captures."""
+    a, capturing = pair
+    owner = sim.Stream()
+    number = cuglue.as_stream(owner.ptr)
+    sim.capture_begin(capturing.handle, CaptureMode.RELAXED)
+    for attempt in (lambda: a.join(number), number.synchronize):
+        with pytest.raises(CaptureError):
+            attempt()
+    for name in ("device_synchronize", "context_record", "stream_synchronize", "stream_wait_event"):
+        assert calls.count(name) == 0
+    sim.graph_destroy(sim.capture_end(capturing.handle))
+    assert a.join(number)
+    number.synchronize()
