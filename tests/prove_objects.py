@@ -18,6 +18,7 @@ import cuglue
 from cuglue import CudaHandle, Tensor, external
 from cuglue.core.device import device_state
 from cuglue.driver.protocol import ArrayInfo, TexelKind
+from cuglue.graphics.together import MapList
 
 INFO = ArrayInfo(16, 9, 0, 8, 4, TexelKind.UINT)
 BYTES = 16 * 9 * 4
@@ -436,17 +437,57 @@ def pair(buffer: int, texture: int) -> Make:
     return setup
 
 
-def pair_mapped(buffer: int, texture: int) -> Make:
+def written_together(make: Make) -> Make:
+    """Mapped by one call, and written; OpenGL has not seen it yet."""
+
     def setup(driver: Any) -> Subject:
-        subject = pair(buffer, texture)(driver)
+        subject = make(driver)
         subject.maps = cuglue.map_all(subject.handles, mutable=True)
+        for m in subject.maps:
+            driver.fill_async(m.device_ptr, 7, m.size, m.stream.handle)
+            m.record(m.stream)
         return subject
 
     return setup
 
 
+def buffers_by_a_plan(buffer: int) -> Make:
+    """A buffer, and one more, which were mapped together before: they go the short way."""
+    from graphics.subjects import make_buffer, map_before
+
+    def setup(driver: Any) -> Subject:
+        handles = [cuglue.register_buffer(name) for name in (buffer, make_buffer(256))]
+        map_before(*handles)
+        return SimpleNamespace(driver=driver, handles=handles, maps=None)
+
+    return setup
+
+
+def leave_then_one_by_one(subject: Subject) -> None:
+    """The maps alone must do for another attempt: the list that they came in is gone by then."""
+    maps, subject.maps = subject.maps, list(subject.maps)
+    if isinstance(maps, MapList):
+        maps.release()
+    for m in maps:
+        m.release()
+
+
+def mapped_as_the_driver_says(subject: Subject) -> None:
+    """What a handle says of itself after a failure: nobody looks again for what it takes to be left."""
+    assert sum(handle.mapped for handle in subject.handles) == subject.driver.inventory()["mapped"]
+
+
+def opengl_has_them(subject: Subject, result: Any = None) -> None:
+    """Nothing is mapped, so that OpenGL has seen it: a map would show what only CUDA sees."""
+    assert subject.driver.inventory()["mapped"] == 0
+    for handle in subject.handles:
+        with handle.map() as m:
+            assert (m.numpy() == 7).all()
+
+
 def end_pair(subject: Subject, maps: Any) -> None:
-    (maps or subject.maps).release()
+    for m in maps or subject.maps:
+        m.release()
     for handle in subject.handles:
         handle.close()
     settle(subject.driver)
@@ -500,9 +541,16 @@ def gl_cases(buffer: int, texture: int) -> Iterator[Case]:
             options=KEPT,
             of=("map_all",),
         )
-    yield Case(
-        "map_all: leave", pair_mapped(buffer, texture), lambda s: s.maps.release(), end_pair, options=KEPT
-    )
+    for name, make in (("", pair(buffer, texture)), (", short", buffers_by_a_plan(buffer))):
+        for again, leave in (("", lambda s: s.maps.release()), (", then one by one", leave_then_one_by_one)):
+            yield Case(
+                f"map_all: leave{name}{again}",
+                written_together(make),
+                leave,
+                end_pair,
+                opengl_has_them,
+                options=KEPT | {"recover": mapped_as_the_driver_says},
+            )
     yield Case("Tensor.map", tensor(buffer), change, end_tensor, changed, options=KEPT, of=("Tensor.map",))
     for method in ("cuda_map", "cuda_map_mut"):
         yield Case(

@@ -214,6 +214,9 @@ class Backing(ABC):
             load: of an opaque object: copy its contents in.
         """
 
+    def join(self, share: Share, stream: Stream) -> None:  # noqa: B027 - most memory needs nothing
+        """Queue on ``stream`` what has to come before :meth:`shut`: all known uses of what goes away with that."""
+
     @abstractmethod
     def shut(self, share: Share, stream: Stream) -> None:
         """Give the part back after its last map: graphics work issued later comes after ``stream``.

@@ -152,10 +152,14 @@ class GlBuffer(GlBacking):
         layout = self.layout if nbytes == self.size else Layout.of((nbytes,), "u1")
         return BufferShare(self, ptr, layout, stream, seq)
 
-    def shut(self, share: Share, stream: Stream) -> None:
+    def join(self, share: Share, stream: Stream) -> None:
         """Inherited."""
         if share.open:
             share.block.join_uses(stream)
+
+    def shut(self, share: Share, stream: Stream) -> None:
+        """Inherited."""
+        if share.open:
             self.registration.unmap(stream)
             share.open = False
 
@@ -221,15 +225,18 @@ class ForeignBuffer(Backing):
     def _unavailable(self, got: str) -> MapUnavailableError:
         return MapUnavailableError(f"{self} cannot be mapped", got=got, reason="ops_failed")
 
+    def join(self, share: Share, stream: Stream) -> None:
+        """Inherited."""
+        if share.open:
+            with self.state.ordering:
+                share.block.join_uses(stream)
+                stream.hold_context()
+
     def shut(self, share: Share, stream: Stream) -> None:
         """Inherited."""
-        if not share.open:
-            return
-        with self.state.ordering:
-            share.block.join_uses(stream)
-            stream.hold_context()
-        self.ops.unmap(self.resource)
-        share.open = False
+        if share.open:
+            self.ops.unmap(self.resource)
+            share.open = False
 
     def destroy(self) -> None:
         """Inherited."""

@@ -147,12 +147,15 @@ class ImageBacking(OpaqueBacking):
         uses.finish(stream, Access.WRITE, seq)
         share.block.finish(stream, Access.WRITE, seq)
 
-    def shut(self, share: Share, stream: Stream) -> None:
+    def join(self, share: Share, stream: Stream) -> None:
         """Inherited. Readers of the linear copy are not waited for: the next copy into it waits for them."""
+        if share.open and _copied(share).linear is None:
+            share.block.join_uses(stream)
+
+    def shut(self, share: Share, stream: Stream) -> None:
+        """Inherited."""
         copied = _copied(share)
         if share.open:
-            if copied.linear is None:
-                share.block.join_uses(stream)
             self.release(stream)
             share.open = False
         if copied.image is not None:

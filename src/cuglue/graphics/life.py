@@ -174,18 +174,25 @@ class Life:
             if not m.released:
                 self._drop(m)
 
-    def leave_here(
-        self, m: CudaMap, stream: Stream, current: Stream, publish: bool, *, noted: bool = False
-    ) -> None:
-        """:meth:`leave`, on the right thread already; ``noted``: the map's users are noted on its memory."""
-        backing, share = self.backing, m.share
+    def leave_here(self, m: CudaMap, stream: Stream, current: Stream, publish: bool) -> None:
+        """:meth:`leave`, on the right thread already."""
         with self._lock, self._ordering:
             if m.released:
                 return
             stream.refuse_capture("leave a map")
-            if not noted:
-                with backing.state.ordering:
-                    m.note_uses(stream, current)
+            with self.backing.state.ordering:
+                m.note_uses(stream, current)
+            self.make_ready(m, stream, publish, last=m.share.maps == 1)
+            self.hand_over(m, stream)
+
+    def make_ready(self, m: CudaMap, stream: Stream, publish: bool, *, last: bool) -> None:
+        """Queue on ``stream``, which captures nothing, all that comes before :meth:`hand_over`; m's users are noted.
+
+        Where it fails the map is a live one still, and again it does what was not done. ``last``: no map of the same
+        part stays.
+        """
+        share = m.share
+        with self._lock, self._ordering:
             if publish and m.writable and not m.published and self._opaque is not None:
                 try:
                     self._opaque.publish(share, stream)
@@ -199,9 +206,21 @@ class Life:
                         hint="Release the map again, or cancel() it",
                     ) from error
                 m.published = True
-            if share.maps == 1:
+            if last:
                 try:
-                    backing.shut(share, stream)
+                    self.backing.join(share, stream)
+                except BaseException:
+                    m.advance("fail")
+                    raise
+
+    def hand_over(self, m: CudaMap, stream: Stream) -> None:
+        """Leave a map that :meth:`make_ready` made ready, and give the part back with its last one."""
+        with self._lock, self._ordering:
+            if m.released:
+                return
+            if m.share.maps == 1:
+                try:
+                    self.backing.shut(m.share, stream)
                 except BaseException:
                     m.advance("fail")
                     raise

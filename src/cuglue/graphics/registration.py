@@ -6,7 +6,7 @@ Must not know what the resource is, nor what its memory is used for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..core.block import Block
 from ..core.device import DeviceState
@@ -173,23 +173,22 @@ def hold(group: Iterable[Registration], held: list[Registration]) -> None:
 
 
 def let_go(held: list[Registration]) -> None:
-    """Undo :func:`hold` where others have them mapped still: nothing is left to order."""
+    """Undo :func:`hold` where others have them mapped as well: nothing is left to order."""
     while held:
         held[-1]._users -= 1
         held.pop()
 
 
-def unmap_together(group: list[Registration], stream: Stream) -> None:
-    """:meth:`Registration.unmap` of several resources of one device, with one driver call. Empties ``group``."""
-    last = [r for r in group if r._users == 1 and r._mapped]
+def unmap_together(leaving: Mapping[Registration, int], stream: Stream) -> None:
+    """Hand back, by one driver call, those that have no users but so many who leave, and are about to call ``unmap``.
+
+    Where it fails nothing has changed. Of which nobody knows whether they are mapped, those are left to ``unmap``.
+    """
+    last = [r for r, users in leaving.items() if r._mapped and not r._unsure and r._users == users]
     for registration in last:
         registration.uses.prepare(stream, Access.READ_WRITE)
-    if any(r._unsure for r in last):
-        for registration in last:
-            registration._give_back(stream)
-    elif last:
+    if last:
         _ask(last, stream, mapped=False)
-    let_go(group)
 
 
 def undo_map_together(group: Sequence[Registration], stream: Stream, error: BaseException) -> None:

@@ -7,6 +7,7 @@ context's thread a sixteenth of 16.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable
 from types import TracebackType
 from typing import Any, Self
@@ -22,7 +23,6 @@ from .mapping import CudaMap
 from .plan import Plan
 from .registration import (
     Registration,
-    hold,
     let_go,
     map_together,
     undo_map_together,
@@ -68,9 +68,9 @@ class MapList(list[CudaMap]):
 class _Group:
     """Handles whose calls run in one place: one journey there maps them all, and one leaves them all.
 
-    Those of one OpenGL context are held mapped by one driver call while their maps are made, and while they are left
-    together. In between nothing but the maps holds them: a map that is left alone hands its object back, also where the
-    list is gone.
+    Those of one OpenGL context are mapped by one driver call, which holds them while their maps are made. After that
+    nothing but the maps holds them: a map that is left alone hands its object back, also where the list is gone. One
+    call hands back what they leave together; where that fails, all of them are live still.
 
     Attributes:
         maps: in the order of their handles.
@@ -117,28 +117,26 @@ class _Group:
     def leave(self, errors: list[BaseException]) -> None:
         """Leave the maps and hand the objects back, but for those that somebody else has mapped still.
 
-        What fails is added to ``errors``, and tried again by the next call.
+        What fails is added to ``errors``; a map that could not be left is a live one still.
         """
         maps = [m for m in self.maps if not m.released]
-        if not maps and not self._held:
+        if not maps:
             return
         stream, backing = self._stream, self.maps[0]._life.backing
-        current = as_stream(None, device=stream.device, driver=stream.driver)
-        where = stream if stream.nameable() else current  # never a handle that may be dead by now
         try:
+            current = as_stream(None, device=stream.device, driver=stream.driver)
+            where = stream if stream.nameable() else current  # never a handle that may be dead by now
             backing.call(self._leave_here, maps, where, current, errors)
         except CuglueError as error:
             if backing.alive:
                 errors.append(error)
             else:  # with its context went whatever could be handed back
-                self._held = []
                 for m in maps:
                     m._life.drop(m)
         except BaseException:  # an interrupt (Ctrl-C): whoever leaves maps has left them
             for m in maps:
                 if not m.released:
                     m._life.leave_later(m, publish=True)
-            backing.post(self._hand_back)
             raise
         self.report_exports([m for m in maps if m.released], errors)
 
@@ -154,7 +152,9 @@ class _Group:
     def _leave_here(
         self, maps: list[CudaMap], stream: Stream, current: Stream, errors: list[BaseException]
     ) -> None:
-        noted = []  # all first: then one wait for a stream covers what it may have done to each of them
+        """Three rounds: what one map waits for covers the others too, and no map is left before its object is back."""
+        stream.refuse_capture("leave maps")
+        noted, ready = [], []
         for m in maps:
             try:
                 with stream.state.ordering:
@@ -162,24 +162,25 @@ class _Group:
                 noted.append(m)
             except CuglueError as error:
                 errors.append(error)
-        if not self._held:
-            backings = [m._life.backing for m in noted]
-            hold([b.registration for b in backings if isinstance(b, GlBacking)], self._held)
+        leaving = Counter(m.share for m in noted)
         for m in noted:
             try:
-                m._life.leave_here(m, stream, current, True, noted=True)
+                m._life.make_ready(m, stream, True, last=leaving[m.share] == m.share.maps)
+                ready.append(m)
             except CuglueError as error:
                 errors.append(error)
-        self._hand_back()
-
-    def _hand_back(self) -> None:
-        """Hand back what is held still."""
-        if self._held:
-            stream = self._stream
-            if not stream.nameable():
-                stream = as_stream(None, device=stream.device, driver=stream.driver)
+        try:
             with stream.state.ordering:
-                unmap_together(self._held, stream)
+                unmap_together(_users_that_leave(ready), stream)
+        except CuglueError:
+            for m in ready:
+                m.advance("fail")
+            raise
+        for m in ready:
+            try:
+                m._life.hand_over(m, stream)
+            except CuglueError as error:
+                errors.append(error)
 
     def undo(self, error: BaseException) -> None:
         """Leave without publishing, because of ``error``; what cannot be left now is left before its next use."""
@@ -273,6 +274,13 @@ def _chosen(handles: Iterable[CudaHandle]) -> list[CudaHandle]:
     ):
         raise UsageError("map_all", got=shown(handles), expected="a sequence of CudaHandle")
     return chosen
+
+
+def _users_that_leave(maps: Iterable[CudaMap]) -> Counter[Registration]:
+    """How many users each registration loses once these maps are left: one with the last map of each part."""
+    leaving = Counter(m.share for m in maps)
+    parts = {m.share: m._life.backing for m in maps if m.share.open and leaving[m.share] == m.share.maps}
+    return Counter(b.registration for b in parts.values() if isinstance(b, GlBacking))
 
 
 def _place(backing: Backing) -> Hashable:
