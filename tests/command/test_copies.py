@@ -21,6 +21,7 @@ from sample_kernels import INCREMENT
 from cuglue import Buffer, CopyDescriptor, InOut, Runtime
 from cuglue.command.hostmem import HostBuffer, capacity_of
 from cuglue.command.lane import Lane
+from cuglue.command.pipeline import DOWNLOAD_FROM
 from cuglue.command.slab import Slab
 from cuglue.command.staging import MIB
 from cuglue.core.device import device_state
@@ -469,14 +470,33 @@ def test_C22_write_to_cpu(rt: Runtime) -> None:
     target = bytearray(data.nbytes)
     with rt.command() as cmd:
         cmd.write_to_cpu(x.descriptor(data.nbytes), target)
-        with pytest.raises(BufferError):
-            target.append(1)  # exported until the device has written it
-        cmd.synchronize()
+        assert target == data.tobytes()
         array_ = np.zeros((1000, 100), "u4")
         cmd.write_to_cpu(x.descriptor((1000, 100), "u4"), array_, stream=rt.stream(1))
-    rt.synchronize()
-    assert target == data.tobytes()
     assert array_.tobytes() == data.tobytes()
+
+
+@pytest.mark.parametrize("nbytes", [64, Slab.LARGEST + 1, DOWNLOAD_FROM], ids=["few", "some", "many"])
+@pytest.mark.parametrize("kind", [lambda n: mmap.mmap(-1, n), bytearray], ids=["mmap", "bytearray"])
+def test_C22_memory_of_the_caller_is_let_go_when_it_returns(rt: Runtime, kind: Any, nbytes: int) -> None:
+    data = np.arange(nbytes, dtype="u4").astype("u1")
+    x, target = rt.create(data), kind(nbytes)
+    with rt.command() as cmd:
+        cmd.write_to_cpu(x.descriptor(nbytes), target)
+        assert bytes(target) == data.tobytes()
+        target.close() if isinstance(target, mmap.mmap) else target.append(1)
+        assert target.closed if isinstance(target, mmap.mmap) else len(target) == nbytes + 1
+
+
+def test_C22_memory_of_the_caller_is_kept_if_the_wait_for_it_fails(sim: SimDriver) -> None:
+    with Runtime(driver=sim) as rt, rt.command() as cmd:
+        x, target = rt.create(bytes(Slab.LARGEST + 1)), bytearray(Slab.LARGEST + 1)
+        with fail("stream_synchronize", driver=sim), pytest.raises(DriverError):
+            cmd.write_to_cpu(x.descriptor(len(target)), target)
+        with pytest.raises(BufferError):
+            target.append(1)  # the device may write it still
+        rt._lanes.lane().drops.drain()
+        target.append(1)
 
 
 @pytest.mark.parametrize("stream", [0, 1], ids=["its own stream", "another stream"])

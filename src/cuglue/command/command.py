@@ -136,8 +136,9 @@ class Command(MemoryCalls):
             stream: where to queue the copy; None: the command's stream.
             progress: ``progress(done_bytes, total_bytes)``, called as a large copy goes on and at its end.
 
-        Ordering: only enqueues into pinned memory; the bytes are there after a sync. Into ordinary memory the driver
-            may block; up to 64 KiB and from 8 MiB on this does, and the bytes are there when it returns.
+        Ordering: only enqueues into pinned memory of the library; the bytes are there after a sync. Blocks the host for
+            any other memory; the bytes are there when it returns. In a capture only enqueues; the bytes are there after
+            a replay and a sync.
         """
         lane = self._lane()
         lane = lane if stream is None else self._streams.lane(stream)

@@ -10,7 +10,7 @@ from typing import Any
 from ..arguments import shown
 from ..core.stream import Stream
 from ..driver.protocol import Access, CopyKind
-from ..errors import LayoutError
+from ..errors import CuglueError, LayoutError
 from ..layout import CopyShape
 from .buffers import Buffer
 from .descriptors import CopyDescriptor
@@ -82,10 +82,12 @@ def transfer(
             if quiet and block.write_stream is stream and block.taint is None:
                 try:
                     stream.driver.copy_async(target, source, shape.width, kind, stream.handle)
+                    block.finish(stream, access)
                 except BaseException as error:
+                    if not isinstance(error, CuglueError):
+                        block.finish(stream, access)  # interrupted: the driver may have it
                     refused(lane, Uses.of(array, operand, access, shape), error, name)
                     raise
-                block.finish(stream, access)
                 return
     uses = Uses.of(array, operand, access, shape)
     if access is _READ and uses.tainted:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core.stream import Stream
 from ..driver.protocol import Access
-from ..errors import ClosedError, DriverError
+from ..errors import ClosedError, CuglueError, DriverError
 from ..lifecycle import Owned
 from .lane import Lane
 from .lanes import Lanes, check_thread
@@ -78,13 +78,15 @@ class Graph(Owned):
             if home.asked < self._last == home.seq or self._unhindered():
                 try:
                     home.driver.graph_launch(self._direct, home.handle)
+                    if (
+                        not home.asked < self._last == home.seq
+                    ):  # or somebody asked just now: then it is a new thing
+                        self._stamp()
                 except BaseException as error:
+                    if not isinstance(error, CuglueError):
+                        self._stamp()  # interrupted: the driver may have it
                     refused(self._lane, self._uses, error, "graph")
                     raise
-                if (
-                    not home.asked < self._last == home.seq
-                ):  # or somebody asked just now: then it is a new thing
-                    self._stamp()
             else:
                 skipped = self._replay(stream)
         except BaseException:
@@ -125,10 +127,12 @@ class Graph(Owned):
             if lane.window is not None:
                 lane.stream.refuse_capture("replay a graph")
             launch, handle = lane.stream.driver.graph_launch, lane.stream.handle
-            skipped = perform(
-                lane, self._uses, "graph", launch, self._executable, handle, inputs=self._inputs
-            )
-            self._runs[lane.stream] = lane.stream.seq
+            try:
+                skipped = perform(
+                    lane, self._uses, "graph", launch, self._executable, handle, inputs=self._inputs
+                )
+            finally:  # and no call in it
+                self._runs[lane.stream] = lane.stream.seq
         return skipped
 
     def _close(self) -> None:

@@ -104,8 +104,12 @@ class HostPool:
         ptr = nbytes and (self._take_idle(capacity) or self._pinned(capacity, grow, reclaim))
         if not ptr:
             return _ordinary(nbytes)
-        memory = _pinned(capacity).from_address(ptr)
-        memory.pool = self
+        try:
+            memory = _pinned(capacity).from_address(ptr)
+            memory.pool = self
+        except BaseException:  # interrupted
+            self.returned += ((capacity, ptr),)
+            raise
         made: HostBuffer = HostBuffer(nbytes, _BYTES, memory)
         made._ptr = ptr
         if self.simulated:
@@ -135,21 +139,21 @@ class HostPool:
             return 0  # ordinary memory does it too, only slower
 
     def _take_idle(self, capacity: int) -> int:
-        try:
-            last = self.returned.pop()
-            if last[0] == capacity:
-                return last[1]  # what was dropped just now, as by whoever reads again and again
-            self.returned.append(last)
-        except IndexError:
-            pass
+        # Here and below nothing is called between finding memory and keeping it: no interrupt loses it, and no other
+        # thread finds it, too.
+        if self.returned and self.returned[-1][0] == capacity:
+            ptr = self.returned[-1][1]  # what was dropped just now, as by whoever reads again and again
+            del self.returned[-1]
+            return ptr
         with self._lock:
-            if self.returned:
-                self._collect()
+            self._collect()
             idle = self._idle.get(capacity)
-            if not idle:
-                return 0
-            self._idle_bytes -= capacity
-            return idle.pop()
+        if not idle:
+            return 0
+        ptr = idle[-1]
+        del idle[-1]
+        self._idle_bytes -= capacity
+        return ptr
 
     def give(self, capacity: int, ptr: int) -> None:
         """Take pinned memory back. Called by finalisers: only appends."""
@@ -161,28 +165,29 @@ class HostPool:
     def _collect(self) -> None:
         """Take back what finalisers left (lock held)."""
         while self.returned:
-            try:
-                capacity, ptr = self.returned.popleft()
-            except IndexError:
-                return
-            self._idle.setdefault(capacity, []).append(ptr)
+            capacity, ptr = self.returned[0]
+            del self.returned[0]
+            if capacity not in self._idle:
+                self._idle[capacity] = []
+            self._idle[capacity] += (ptr,)
             self._idle_bytes += capacity
 
     def trim(self, keep: int = 0) -> None:
         """Free idle pinned memory beyond ``keep`` bytes. May block in the driver."""
         with self._lock:
             self._collect()
-            gone = []
-            for capacity in sorted(self._idle, reverse=True):
-                while self._idle[capacity] and self._idle_bytes > keep:
-                    gone.append((capacity, self._idle[capacity].pop()))
-                    self._idle_bytes -= capacity
-        try:
-            while gone:
-                self._state.driver.host_free(gone[-1][1])
-                gone.pop()
-        finally:
-            self.returned.extend(gone)  # what could not be freed is tried again
+            sizes = sorted(self._idle, reverse=True)
+        for capacity in sizes:
+            idle = self._idle[capacity]
+            while idle and self._idle_bytes > keep:
+                ptr = idle[-1]
+                del idle[-1]
+                self._idle_bytes -= capacity
+                try:
+                    self._state.driver.host_free(ptr)
+                except CuglueError:
+                    self.returned += ((capacity, ptr),)  # tried again
+                    raise
 
     def close(self) -> None:
         """Free idle memory; what is in use is freed when it is dropped. May block in the driver."""

@@ -132,10 +132,16 @@ class Lane:
             except ResourceError as second:
                 second.add_note(f"the first attempt failed too: {first}")
                 raise
-        if not block.write_seq:  # one stamp for every resource: the memory is there once the allocation is
-            block.finish(self.stream, Access.WRITE)
-        release = self.release if self.warmup is None else self.warmup.take_back
-        return self._buffer(Storage(block, release), nbytes)
+        try:
+            if (
+                not block.write_seq
+            ):  # one stamp for every resource: the memory is there once the allocation is
+                block.finish(self.stream, Access.WRITE)
+            storage = Storage(block, self.release if self.warmup is None else self.warmup.take_back)
+        except BaseException:  # interrupted
+            self.release(block)
+            raise
+        return self._buffer(storage, nbytes)
 
     def _allocate(self, nbytes: int, tag: str) -> BlockLife:
         pools = self.pools

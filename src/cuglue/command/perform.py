@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from ..driver.protocol import Access
-from ..errors import CaptureError, LaunchError
+from ..errors import CaptureError, CuglueError, LaunchError
 from .lane import Lane
 from .taint import Failure, Journal, Range, claim, clear, failures, ranges
 from .uses import Uses
@@ -64,22 +64,32 @@ def perform(
             skipped = _skip(lane, uses, name, inputs)
             if skipped is not None:
                 return skipped
+        ordered = False
         try:
             if window is not None:
                 refuse_transient(uses)
             if not quiet:
                 uses.prepare(stream)
+            ordered = True
             call(*arguments)
         except BaseException as error:
+            if ordered and not isinstance(error, CuglueError):
+                uses.finish(stream)  # interrupted: the driver may have it
             refused(lane, uses, error, name)
             raise
-        if tainted:
-            clear(ranges(uses.entries, Access.WRITE))
-        if journal is not None and journal.left:
-            journal.note(uses.entries)
-        if window is not None:
-            window.note(uses)
-        uses.finish(stream)
+        try:
+            if tainted:
+                clear(ranges(uses.entries, Access.WRITE))
+            if journal is not None and journal.left:
+                journal.note(uses.entries)
+            if window is not None:
+                window.note(uses)
+            uses.finish(stream)
+        except CuglueError:
+            raise
+        except BaseException:
+            uses.finish(stream)  # interrupted: a second stamp does no harm
+            raise
     return None
 
 

@@ -122,8 +122,10 @@ def upload(
                     event.synchronize()
                     lane.host.note_use(ring.at(place, piece))
                     fill(place)
-    finally:
         lane.hold(ring.memory, ring.memory.nbytes)
+    except BaseException:
+        lane.hold(ring.memory, ring.memory.nbytes)
+        raise
 
 
 def download(

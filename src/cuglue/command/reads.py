@@ -40,9 +40,11 @@ def write_to_cpu(lane: Lane, descriptor: CopyDescriptor, data: Any, progress: Re
         progress: ``progress(done_bytes, total_bytes)``, called as a large copy goes on and at its end: on this thread
             while it blocks, else on a thread of the library. What it raises is counted and logged.
 
-    Ordering: only enqueues into pinned memory; the bytes are there after a sync. Into ordinary memory the driver may
-        block; up to 64 KiB and from 8 MiB on this does, and the bytes are there when it returns.
-    Ownership: the buffer is kept, and cannot be resized, until the device has written it.
+    Ordering: only enqueues into pinned memory of the library; the bytes are there after a sync. Blocks the host for any
+        other memory, as the driver does; the bytes are there when it returns. In a capture only enqueues; the bytes are
+        there after a replay and a sync.
+    Ownership: pinned memory is kept until the device has written it; in a capture the buffer is kept, and cannot be
+        resized, as long as the graph lives. Otherwise nothing of it is kept.
 
     Raises:
         LayoutError: as :func:`write_to_gpu`, or a buffer that cannot be written.
@@ -63,20 +65,27 @@ def write_to_cpu(lane: Lane, descriptor: CopyDescriptor, data: Any, progress: Re
     shape, operand = descriptor.copy_shape, checked_operand(lane, descriptor)
     array = descriptor.buffer
     nbytes = target.nbytes
-    ordinary = target.base is None or kind_of(target) is Source.OTHER
-    if ordinary and nbytes <= Slab.LARGEST and lane.window is None:
+    blocks = lane.window is None and (target.base is None or kind_of(target) is not Source.PINNED)
+    if blocks and nbytes <= Slab.LARGEST:
         _receive_aside(lane, array, operand, shape, target)
         if told is not None:
             told.reach(nbytes)
-    elif ordinary and nbytes >= DOWNLOAD_FROM and lane.window is None:
+    elif blocks and nbytes >= DOWNLOAD_FROM:
 
         def fetch(host: int, chunk: Chunk) -> None:
             transfer(lane, array, operand.at(chunk.target), chunk.shape, host, DOWN)
 
         download(lane, target, shape, fetch, told.reach if told is not None else None)
     else:
-        _receive(lane, array, operand, shape, address_of(target), told, 0)
-        lane.hold((target, view), nbytes)
+        try:
+            _receive(lane, array, operand, shape, address_of(target), told, 0)
+            if blocks:
+                lane.wait()
+            else:
+                lane.hold((target, view), nbytes)
+        except BaseException:  # the device may write it still
+            lane.hold((target, view), nbytes)
+            raise
     if lane.drops.due:
         lane.settle()
 
@@ -107,24 +116,24 @@ def read_async(
     told: Progress | None = None
     if progress is not None:
         told = Progress(progress, sum(descriptor.nbytes for descriptor in listed), lane.failures)
-    results: list[HostBuffer] = []
+    landing = _Landing(lane, single)  # keeps what the device may write, however this ends
     done = 0
     try:
         for descriptor in listed:
             operand = checked_operand(lane, descriptor) if descriptor.nbytes else None
             buffer = lane.take_host(descriptor.nbytes)
-            results.append(_shaped(buffer, descriptor))
+            landing.results.append(_shaped(buffer, descriptor))
             if operand is not None:
                 host = address_of(buffer)
                 _receive(lane, descriptor.buffer, operand, descriptor.copy_shape, host, told, done)
                 done += descriptor.nbytes
         event = Event(lane.stream)  # that the stream captures nothing was asked above
-    except BaseException:
-        _wait_for_copies(lane, results)
+    except CuglueError:
+        landing.wait()
         raise
     if lane.drops.due:
         lane.settle()
-    return Future(event, _Landing(lane, results, single))
+    return Future(event, landing)
 
 
 def _receive_aside(
@@ -160,36 +169,35 @@ class _Landing:
     A future that is dropped before drops this, too: then the buffers wait in the lane's drop queue for the device.
     """
 
-    __slots__ = ("_lane", "_results", "_single")
+    __slots__ = ("_lane", "_single", "results")
+    results: list[HostBuffer]
 
-    def __init__(self, lane: Lane, results: list[HostBuffer], single: bool) -> None:
+    def __init__(self, lane: Lane, single: bool) -> None:
         self._lane = lane
-        self._results = results
         self._single = single
+        self.results = []
 
     def __call__(self) -> Any:
         """The result, once the device is done."""
-        results, self._results = self._results, []
+        results = self.results
         if self._lane.host.simulated:
             for result in results:
                 self._lane.host.note_use(result)
+        self.results = []  # and no call from here: whoever was interrupted asks again
         return results[0] if self._single else results
 
+    def wait(self) -> None:
+        """After a copy failed: those before it may still run, so their memory is kept until they are done."""
+        try:
+            self._lane.stream.synchronize()
+        except DevicePoisoned:
+            self.results = []  # nothing runs there any more, so the memory may go
+            raise
+        self.results = []
+
     def __del__(self) -> None:
-        for result in self._results:
+        for result in getattr(self, "results", ()):  # none if its making was interrupted
             self._lane.drops.push(result, result.nbytes)  # in a finaliser: appends, and nothing else
-
-
-def _wait_for_copies(lane: Lane, buffers: list[HostBuffer]) -> None:
-    """After a copy failed: those before it may still run, so their memory is kept until they are done."""
-    try:
-        lane.stream.synchronize()
-    except DevicePoisoned:
-        raise  # nothing runs there any more, so the memory may go
-    except CuglueError:
-        for buffer in buffers:
-            lane.drops.push(buffer, buffer.nbytes)
-        raise
 
 
 def _shaped(buffer: HostBuffer, descriptor: CopyDescriptor) -> HostBuffer:

@@ -58,5 +58,10 @@ class Slab:
     def close(self) -> None:
         """Let the memory go once the device has read it; the next write takes some again."""
         buffer, self.bytes, self._at = self.bytes, _NONE, self.SIZE
-        if buffer is not _NONE:
+        if buffer is _NONE:
+            return
+        try:
             self._drops.push(buffer, self.SIZE)
+        except BaseException:  # interrupted, and the device may read it still
+            self._drops.push(buffer, self.SIZE)
+            raise

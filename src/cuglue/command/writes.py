@@ -45,8 +45,9 @@ def write_to_gpu(
     Args:
         lane: where.
         descriptor: what is written.
-        data: bytes, a bytearray, memoryview, mmap, NumPy array, CPU tensor or host buffer, C-contiguous and exactly as
-            large as the descriptor says.
+        data: bytes, a bytearray, memoryview, mmap, NumPy array, CPU tensor or host buffer, exactly as large as the
+            descriptor says. An array is sent in C order, whatever its strides; one with gaps or another order is
+            copied for that first.
         journal: told what was written.
         progress: ``progress(done_bytes, total_bytes)``, called as a large copy goes on and at its end: on this thread
             as bytes of ``data`` are read; for pinned data on a thread of the library, as they arrive. What it raises
@@ -59,7 +60,8 @@ def write_to_gpu(
     Raises:
         LayoutError: the descriptor is not pitched row-major or does not fit, or the sizes differ.
         StorageHandleNotFound: the buffer has no memory.
-        DriverError: the copy was refused. Nothing is retained in any of these cases.
+        DriverError: the copy was refused. Nothing is retained in any of these cases, but pinned data until the work
+            before is done.
     """
     if type(descriptor) is not CopyDescriptor:
         descriptor = descriptor_of("write", descriptor)
@@ -151,14 +153,18 @@ def _send_whole(
 ) -> None:
     """Enqueue the copy of bytes that stay as they are until the device has read them."""
     host = address_of(source)
-    if told is None:
-        transfer(lane, array, operand, shape, host, UP, journal)
-    else:
-        for chunk in chunks(shape, STRIDE):
-            at = host + chunk.source
-            transfer(lane, array, operand.at(chunk.target), chunk.shape, at, UP, journal)
-            told.reach_after(lane.stream.record(), chunk.source + chunk.shape.nbytes)
-    lane.hold(source, source.nbytes)
+    try:
+        if told is None:
+            transfer(lane, array, operand, shape, host, UP, journal)
+        else:
+            for chunk in chunks(shape, STRIDE):
+                at = host + chunk.source
+                transfer(lane, array, operand.at(chunk.target), chunk.shape, at, UP, journal)
+                told.reach_after(lane.stream.record(), chunk.source + chunk.shape.nbytes)
+        lane.hold(source, source.nbytes)
+    except BaseException:  # the device may read it still
+        lane.hold(source, source.nbytes)
+        raise
 
 
 def _send_in_chunks(
