@@ -228,6 +228,41 @@ def test_a_write_through_a_read_only_view_is_found() -> None:
     sim.stream_synchronize(stream)
 
 
+def records(sim: SimDriver) -> int:
+    """What the driver keeps of views that the host took."""
+    return sum(len(a.watch._views) for a in sim._watched.values() if a.watch is not None)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["alone", "of a slab that is viewed"])
+def test_small_transfers_leave_no_records_behind(whole: bool) -> None:
+    """Each from pinned bytes of its own, as a slab hands them out: 2,000 records made each call as long as 40."""
+    sim, count = SimDriver(), 2000
+    stream, a, pinned = sim.stream_create(0), sim.malloc(N, 0), sim.host_alloc(count * N)
+    if whole:
+        view(sim, pinned, count * N)
+    for i in range(count):
+        view(sim, pinned + i * N)[:] = i % 256
+        sim.copy_async(a, pinned + i * N, N, CopyKind.H2D, stream)
+        if i % 10 == 9:
+            sim.stream_synchronize(stream)
+            assert view(sim, a)[0] == i % 256
+        assert records(sim) < 5
+    assert sim.hazards == []
+
+
+def test_a_host_write_is_found_where_the_view_is_one_record_with_others() -> None:
+    sim = SimDriver()
+    stream, a, pinned = sim.stream_create(0), sim.malloc(N, 0), sim.host_alloc(4 * N)
+    for i in (1, 0, 2, 3):
+        view(sim, pinned + i * N)
+    assert records(sim) == 2
+    sim.copy_async(a, pinned + N, N, CopyKind.H2D, stream)
+    sim._space.exact(pinned).data[N + 5] = 9  # type: ignore[union-attr]  # who kept the address, and no view
+    with pytest.raises(HazardError) as caught:
+        sim.stream_synchronize(stream)
+    assert caught.value.hazards[0].kind == "host write that nothing orders"
+
+
 # --- handles, events, callbacks -------------------------------------------------------------------------------------
 def test_handles_are_reused_at_once_and_unknown_ones_refused() -> None:
     sim = SimDriver()

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .hazards import Operation
-from .ranges import Range
+from .ranges import Range, linear
 from .shadow import Clock, Use
 
 Report = Callable[[str, Range, Operation, Operation], None]
@@ -57,13 +57,14 @@ class Watch:
         """The host got a view. A newer view of the same bytes replaces the older, unless that is held and may write:
         then the bytes are not taken for read-only.
         """
-        self.check()
+        self.check(range)
         shared = any(_writable(v, range) for v in self._views)
-        self._views = [
+        kept = [
             v
             for v in self._views
             if _writable(v, range) or not (range.covers(v.range) or (writable and _read_only(v, range)))
         ]
+        self._views = _joined(kept)
         checksum = None if writable or shared else self._checksum(range)
         self._views.append(_View(range, operation, checksum, weakref.ref(view)))
 
@@ -95,11 +96,13 @@ class Watch:
         if self._pending:
             self._pending = [p for p in self._pending if not p.use.known_to(host)]
 
-    def check(self) -> None:
-        """Report host writes that nothing ordered."""
-        self._verify(self._pending)
+    def check(self, range: Range | None = None) -> None:
+        """Report host writes that nothing ordered, of all bytes or of those in ``range``."""
+        self._verify([p for p in self._pending if range is None or p.use.range.overlaps(range)])
         for view in self._views:
-            if view.checksum is not None and view.checksum != (now := self._checksum(view.range)):
+            if view.checksum is None or not (range is None or view.range.overlaps(range)):
+                continue
+            if view.checksum != (now := self._checksum(view.range)):
                 view.checksum = now
                 self._report(
                     "host write through a read-only view", view.range, view.operation, view.operation
@@ -119,6 +122,23 @@ class Watch:
             self._bytes[range.start :], (range.rows, range.width), (range.pitch, 1), writeable=False
         )
         return zlib.crc32(np.ascontiguousarray(rows).data)
+
+
+def _joined(views: list[_View]) -> list[_View]:
+    """The same bytes in fewer records: writable views that nobody holds, but whoever took them may keep the address.
+
+    What a slab hands out piece by piece, and every piece that is viewed anew, would otherwise stay a record for good.
+    """
+    loose = [view for view in views if view.checksum is None and view.held() is None]
+    loose.sort(key=lambda view: view.range.start)
+    runs: list[_View] = []
+    for view in loose:
+        if runs and view.range.start <= runs[-1].range.end:
+            last = runs[-1].range
+            runs[-1].range = linear(last.start, max(last.end, view.range.end) - last.start)
+        else:
+            runs.append(view)
+    return [view for view in views if view.checksum is not None or view.held() is not None] + runs
 
 
 def _writable(view: _View, range: Range) -> bool:
