@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ..protocol import Access
 from .hazards import Operation
+from .pages import Pages
 from .ranges import Range
 
 Clock = dict[int, int]
@@ -48,16 +49,18 @@ class Use(NamedTuple):
 class UseLog:
     """The uses of one allocation that a later operation could still conflict with."""
 
-    __slots__ = ("uses",)
+    __slots__ = ("_enough", "_size", "uses")
 
     def __init__(self) -> None:
-        self.uses: list[Use] = []
+        self.uses: Pages[Use] = Pages()
+        self._size = 0
+        self._enough = 64
 
     def conflicts(self, range: Range, access: Access, clock: Clock) -> list[Use]:
         """Uses that touch ``range``, conflict with ``access`` and are not known to ``clock``."""
         return [
             use
-            for use in self.uses
+            for use in self.uses.around(range)
             if (access.writes or use.access.writes) and not use.known_to(clock) and use.range.overlaps(range)
         ]
 
@@ -68,8 +71,13 @@ class UseLog:
         uses that ``new`` hides: whoever is ordered after ``new`` is ordered after those too.
         """
         found = self.conflicts(new.range, new.access, clock)
-        self.uses = [use for use in self.uses if not (use.known_to(host) or self._hides(new, use, clock))]
-        self.uses.append(new)
+        self.uses.keep(lambda use: not (use.known_to(host) or self._hides(new, use, clock)), new.range)
+        self.uses.add(new.range, new)
+        self._size += 1
+        if self._size >= self._enough:  # now and then: what lies elsewhere
+            self.uses.keep(lambda use: not use.known_to(host))
+            self._size = len(self.uses)
+            self._enough = 64 + 2 * self._size
         return found
 
     @staticmethod

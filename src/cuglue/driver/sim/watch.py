@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import weakref
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from .hazards import Operation
+from .pages import Pages
 from .ranges import Range, linear
 from .shadow import Clock, Use
 
@@ -51,7 +52,7 @@ class Watch:
         self._bytes = data
         self._report = report
         self._views: list[_View] = []
-        self._pending: list[_Pending] = []
+        self._pending: Pages[_Pending] = Pages()
 
     def note_view(self, range: Range, writable: bool, operation: Operation, view: memoryview) -> None:
         """The host got a view. A newer view of the same bytes replaces the older, unless that is held and may write:
@@ -72,18 +73,18 @@ class Watch:
         """An operation was queued: from now on its bytes are the device's until the host waits for it."""
         for view in self._views:
             if view.range.overlaps(use.range):
-                self._pending.append(_Pending(use, view.operation, self._checksum(use.range)))
+                self._pending.add(use.range, _Pending(use, view.operation, self._checksum(use.range)))
                 return
 
     def before_run(self, use: Use) -> None:
         """The operation runs now: the host must not have touched its bytes."""
-        self._verify([p for p in self._pending if p.use is use])
+        self._verify(p for p in self._pending.around(use.range) if p.use is use)
 
     def after_run(self, use: Use) -> None:
         """The operation ran: what it wrote is accounted for."""
         if not use.access.writes:
             return
-        for pending in self._pending:
+        for pending in self._pending.around(use.range):
             if pending.use.range.overlaps(use.range):
                 pending.checksum = self._checksum(pending.use.range)
         for view in self._views:
@@ -93,12 +94,11 @@ class Watch:
     def fence(self, host: Clock) -> None:
         """The host waited: what it knows to be done is its own again."""
         self.check()
-        if self._pending:
-            self._pending = [p for p in self._pending if not p.use.known_to(host)]
+        self._pending.keep(lambda pending: not pending.use.known_to(host))
 
     def check(self, range: Range | None = None) -> None:
         """Report host writes that nothing ordered, of all bytes or of those in ``range``."""
-        self._verify([p for p in self._pending if range is None or p.use.range.overlaps(range)])
+        self._verify(self._pending if range is None else self._pending.around(range))
         for view in self._views:
             if view.checksum is None or not (range is None or view.range.overlaps(range)):
                 continue
@@ -108,7 +108,7 @@ class Watch:
                     "host write through a read-only view", view.range, view.operation, view.operation
                 )
 
-    def _verify(self, pending: list[_Pending]) -> None:
+    def _verify(self, pending: Iterable[_Pending]) -> None:
         for one in pending:
             now = self._checksum(one.use.range)
             if now != one.checksum:
