@@ -36,6 +36,18 @@ def test_a_stream_has_one_record(sim: SimDriver) -> None:
     assert as_stream(as_stream(own)) is as_stream(own)
 
 
+def test_a_stream_of_another_driver_is_refused(sim: SimDriver) -> None:
+    with cuglue.use_driver(other := SimDriver()):
+        theirs = other.Stream()
+        record = as_stream(theirs)
+    for stream in (theirs, record):
+        with pytest.raises(StreamMisuse, match=r"a stream of .*SimDriver.*expected one of .*SimDriver"):
+            as_stream(stream, driver=sim)
+    with pytest.raises(StreamMisuse, match="a stream of"):
+        as_stream(theirs)
+    assert as_stream(record) is record  # it says whose it is
+
+
 def test_ids_are_never_handles_and_never_reused(sim: SimDriver) -> None:
     seen = set()
     for _ in range(5):

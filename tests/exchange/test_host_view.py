@@ -292,6 +292,15 @@ def test_without_ml_dtypes_narrow_elements_are_no_numpy_array(monkeypatch):
         np.testing.assert_array_equal(view.view("u2").numpy(), numbers("u2", (4,)))
 
 
+def test_without_pytorch_there_is_no_tensor(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with block_view(numbers()) as view, pytest.raises(UnsupportedError, match="Install PyTorch") as caught:
+        view.torch()
+    assert caught.value.reason == "no_torch"
+    with pytest.raises(ClosedError):
+        view.torch()
+
+
 def test_a_view_by_another_type_keeps_the_size():
     with block_view(numbers("f4", (3,))) as view:
         np.testing.assert_array_equal(np.asarray(view.view("u4")), numbers("f4", (3,)).view("u4"))

@@ -83,7 +83,10 @@ class Future(Generic[T]):
                 else:
                     self._settle(None)
             elif not self._poll(seconds("timeout", timeout)):
-                raise TimeoutError(f"the device is not done after {timeout} s")
+                raise TimeoutError(
+                    f"{self!r} of {event.stream!r}: got no result after {timeout} s, expected the work before it to be "
+                    f"done by then. Ask again, or wait as long as it takes: result()"
+                )
         if self._error is not None:
             try:
                 raise self._error.with_traceback(None)  # without the frames of who asked before

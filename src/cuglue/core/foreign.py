@@ -14,13 +14,36 @@ from ..errors import StreamMisuse, UsageError
 _LOWEST_ADDRESS = 4096  # the driver's handles are addresses, and nothing lies in the first page
 
 
-def handle_of(obj: object) -> tuple[int, int | None, object]:
-    """``(handle, device or None, owner or None)`` of a foreign stream; a number owns nothing."""
+def check_driver(obj: object, own: object, driver: object) -> None:
+    """Refuse a stream of another driver, whose handle means some other stream here, or none.
+
+    Raises:
+        StreamMisuse: it is one.
+    """
+    if own is not driver:
+        raise StreamMisuse(
+            f"stream {shown(obj)}",
+            got=f"a stream of {shown(own)}",
+            expected=f"one of {shown(driver)}",
+            hint="Make it with the driver that is used here",
+        )
+
+
+def handle_of(obj: object, driver: object) -> tuple[int, int | None, object]:
+    """``(handle, device or None, owner or None)`` of a foreign stream; a number owns nothing.
+
+    Raises:
+        StreamMisuse: no stream, or one of another simulated device than ``driver``.
+    """
     if type(obj) is not int:  # every export by DLPack names one
         ptr = getattr(obj, "ptr", None)  # CuPy and the simulated device
         if isinstance(ptr, int):
             where = getattr(obj, "device_id", None)
-            where = getattr(obj, "device", None) if where is None else where
+            if where is None:  # not CuPy's
+                where = getattr(obj, "device", None)
+                own = getattr(obj, "driver", None)
+                if type(own) is type(driver):
+                    check_driver(obj, own, driver)
             return ptr, where if isinstance(where, int) and where >= 0 else None, obj
         ptr = getattr(obj, "cuda_stream", None)  # PyTorch
         if isinstance(ptr, int):

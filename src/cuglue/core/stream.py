@@ -24,7 +24,7 @@ from ..errors import CaptureError, DriverError, StreamMisuse
 from .context import hold_all, join_all
 from .device import DeviceState, device_state
 from .event import Event, follow
-from .foreign import handle_of
+from .foreign import check_driver, handle_of
 from .process import ThreadToken, this_thread
 
 _ids = itertools.count(1)
@@ -295,9 +295,10 @@ def as_stream(obj: object = None, *, device: int | None = None, driver: Driver |
     Ordering: touches no queue. Ownership: the record keeps the object alive as long as anything is ordered by it.
 
     Raises:
-        StreamMisuse: not a stream, no possible handle, or a stream of another device.
+        StreamMisuse: not a stream, no possible handle, or a stream of another device or driver.
     """
     if isinstance(obj, Stream):
+        check_driver(obj, obj.driver, driver or obj.driver)
         _check_device(obj, obj.device, device)
         return obj
     driver = driver or current_driver()
@@ -305,7 +306,7 @@ def as_stream(obj: object = None, *, device: int | None = None, driver: Driver |
         device = driver.device_current() if device is None else device
         device_state(driver, device)  # an unknown device gets our error, not the array library's
         obj = driver.stream_current(device)
-    handle, own_device, owner = handle_of(obj)
+    handle, own_device, owner = handle_of(obj, driver)
     if handle == LEGACY_STREAM:
         handle = 0  # two names of one stream: DLPack says 1, CuPy 0, and one must not wait for the other
     _check_device(obj, own_device, device)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.stream import as_stream
-from ..driver.protocol import LEGACY_STREAM, MemoryType
+from ..driver.protocol import MemoryType
 from ..errors import LayoutError, UnsupportedError
 from ..layout import Layout, element
 from .cai import array_interface, cuda_array_interface
@@ -23,6 +23,7 @@ from .capsule import device_capsule, host_capsule
 from .copies import copy_on_device, copy_to_host, host_bytes, host_view, on_host
 from .dlpack import CPU, ExportPlan, Route, negotiate
 from .dtypes import NARROW, DLType, carrier, narrow_name, travelling
+from .libraries import library, torch_tensor
 from .owner import ExportOwner, consumer_stream, export_on
 
 _DEVICE = int(MemoryType.DEVICE)
@@ -192,7 +193,7 @@ class Exporter:
         """A CuPy array over the memory, in order on CuPy's current stream. Copies nothing, only enqueues.
 
         Raises:
-            UnsupportedError: host memory, or an element type that CuPy lacks.
+            UnsupportedError: host memory, an element type that CuPy lacks, or no CuPy.
             ClosedError: the memory is gone.
         """
         owner, layout = self.export_owner, self.layout
@@ -209,8 +210,7 @@ class Exporter:
                 hint="Use .torch(), or .view('u1') or .view('u2') for the bits",
                 reason="dtype",
             )
-        import cupy
-
+        cupy = library("cupy", "CuPy")
         stream = as_stream(None, device=owner.device, driver=owner.driver)
         ptr = self.device_ptr if layout.size else 0
 
@@ -227,15 +227,12 @@ class Exporter:
         """A PyTorch tensor over the memory, in order on PyTorch's current stream; a CPU tensor over host memory.
 
         Copies nothing, only enqueues. PyTorch knows no read-only tensors: do not write a read-only map through it.
-        """
-        import torch
 
-        owner = self.export_owner
-        current = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-        if current is None or owner.readonly or on_host(owner) or not torch.cuda.is_initialized():
-            return torch.from_dlpack(self)
-        # from_dlpack asks for the same stream as an object, which takes PyTorch longer than all the rest.
-        return torch.from_dlpack(self.__dlpack__(stream=current(owner.device) or LEGACY_STREAM))
+        Raises:
+            UnsupportedError: there is no PyTorch.
+            ClosedError: the memory is gone.
+        """
+        return torch_tensor(self)
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """A copy in host memory: a C-contiguous NumPy array of its own. Blocks the host until it is there.

@@ -203,7 +203,7 @@ def map_all(handles: Iterable[CudaHandle], stream: Any = None, *, mutable: bool 
     """Map several handles at once; use the result in ``with``.
 
     Args:
-        handles: of one device. A handle that comes twice is mapped twice, which only readers of an image may do.
+        handles: of one device; none give no maps. One that comes twice is mapped twice, which readers of an image may do.
         stream: as for :meth:`CudaHandle.map`, for all of them.
         mutable: map them for writing.
 
@@ -211,7 +211,7 @@ def map_all(handles: Iterable[CudaHandle], stream: Any = None, *, mutable: bool 
     Ownership: as for :meth:`CudaHandle.map`. Where one of them cannot be mapped, none is.
 
     Raises:
-        UsageError: no handles, or of different devices. Else as :meth:`CudaHandle.map`.
+        UsageError: not handles, or of different devices. Else as :meth:`CudaHandle.map`.
     """
     chosen = _chosen(handles)
     if not chosen:

@@ -23,14 +23,14 @@ class _Streams(Protocol):
 
 
 class SimStream:
-    """A stream of the simulated device: ``.ptr``, ``.device``, current inside ``with``, destroyed when dropped."""
+    """A stream of the simulated device: ``ptr``, ``device``, ``driver``; current inside ``with``; ends when dropped."""
 
     def __init__(
         self, driver: _Streams, current: CurrentStreams, dropped: deque[int], device: int = 0
     ) -> None:
         self.ptr = 0
         self.device = device
-        self._driver = driver
+        self.driver = driver
         self._dropped = dropped
         self._current = current
         self._entered: list[StreamChoice] = []
@@ -42,16 +42,16 @@ class SimStream:
 
     def synchronize(self) -> None:
         """Block until all work queued on it is done."""
-        self._driver.stream_synchronize(self.ptr)
+        self.driver.stream_synchronize(self.ptr)
 
     def query(self) -> bool:
         """True if all work queued on it is done."""
-        return self._driver.stream_query(self.ptr)
+        return self.driver.stream_query(self.ptr)
 
     def close(self) -> None:
         """Destroy it; queued work still runs."""
         if self.ptr:
-            self._driver.stream_destroy(self.ptr)
+            self.driver.stream_destroy(self.ptr)
             self.ptr = 0
 
     def __enter__(self) -> SimStream:
