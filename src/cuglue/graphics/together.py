@@ -203,7 +203,7 @@ def map_all(handles: Iterable[CudaHandle], stream: Any = None, *, mutable: bool 
     """Map several handles at once; use the result in ``with``.
 
     Args:
-        handles: of one device; none give no maps. One that comes twice is mapped twice, which readers of an image may do.
+        handles: of one device; none give no maps. One that comes twice is mapped twice, as readers of an image may do.
         stream: as for :meth:`CudaHandle.map`, for all of them.
         mutable: map them for writing.
 
