@@ -213,6 +213,24 @@ def test_host_view_of_device_memory_is_refused(fake: Fake) -> None:
 # --- streams and events -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("stream", [0, 1, 2])
+def test_an_event_is_recorded_on_the_default_stream_of_its_device(two: Fake, stream: int) -> None:
+    """Another device is current: its default stream would be meant, and the event refused."""
+    driver, script, _ = two
+    there, here = driver.event_create(1), driver.event_create(0)
+    for event, device in ((there, 1), (here, 0), (12345, 0)):
+        script.calls.clear()
+        driver.event_record(event, stream)
+        assert script.only("eventRecord") == (event, stream, f"on {device}")
+    script.calls.clear()
+    driver.event_record(there, 99)
+    assert script.only("eventRecord") == (there, 99, "on 0"), "such a stream has its device"
+    driver.event_destroy(there)
+    script.calls.clear()
+    driver.event_record(there, stream)
+    assert script.only("eventRecord") == (there, stream, "on 0"), "nobody's any more"
+
+
 @pytest.mark.parametrize("what", ["stream", "event"])
 def test_query_clears_the_last_error(fake: Fake, what: str) -> None:
     """The runtime notes "not ready" as its last error; left there, somebody else's next launch check reports it."""

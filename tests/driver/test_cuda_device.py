@@ -859,3 +859,13 @@ def test_fault_poisons_the_device() -> None:
         ),
         "DevicePoisoned 700",
     ), done.stderr
+
+
+def test_an_event_of_another_device_is_recorded_on_its_default_stream(driver: Any) -> None:
+    if driver.device_count() < 2:
+        pytest.skip("needs two CUDA devices: records on the default stream of the one that is not current")
+    event = driver.event_create(1)
+    for stream in (0, 1, 2):
+        driver.event_record(event, stream)
+        driver.event_synchronize(event)
+    driver.event_destroy(event)

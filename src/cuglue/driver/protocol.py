@@ -305,7 +305,10 @@ class Driver(Protocol):
         """Destroy it; waits already queued keep their meaning. The handle may be given out again at once."""
 
     def event_record(self, event: int, stream: int) -> None:
-        """The event completes when the work queued on ``stream`` so far is done."""
+        """The event completes when the work queued on ``stream`` so far is done.
+
+        A default stream is that of the event's device, whichever is current.
+        """
 
     def event_query(self, event: int) -> bool:
         """True if complete (or never recorded); raises the fault that this reveals."""
@@ -414,10 +417,13 @@ class Driver(Protocol):
         """Give the registration back."""
 
     def graphics_map(self, resources: Sequence[int], stream: int) -> None:
-        """Hand objects to the device: work queued on ``stream`` later sees what the graphics API did before."""
+        """Hand objects to the device: work queued on ``stream`` later sees what the graphics API did before.
+
+        A default stream is that of the device they are registered with.
+        """
 
     def graphics_unmap(self, resources: Sequence[int], stream: int) -> None:
-        """Hand objects back: graphics work issued later sees what ``stream`` did before."""
+        """Hand objects back: graphics work issued later sees what ``stream`` did before, as :meth:`graphics_map`."""
 
     def graphics_pointer(self, resource: int) -> tuple[int, int]:
         """``(address, bytes)`` of a mapped buffer. Never ask it of an image."""

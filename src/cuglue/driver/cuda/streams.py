@@ -10,7 +10,7 @@ from typing import Any
 from cupy.cuda import get_current_stream
 
 from ...errors import CaptureError
-from ..protocol import LEGACY_STREAM, CaptureStatus
+from ..protocol import LEGACY_STREAM, PER_THREAD_STREAM, CaptureStatus
 from .calls import NOT_READY, CUDARuntimeError, call, call_runtime, cu, failure, failure_of, nonzero, runtime
 from .contexts import Contexts, Relaxed
 
@@ -72,14 +72,24 @@ class Streams(Contexts):
         """Inherited."""
         flags = runtime.eventDefault if timing else runtime.eventDisableTiming
         with self._on(device):
-            return nonzero(call_runtime(runtime.eventCreateWithFlags, flags), "cudaEventCreateWithFlags")
+            event = nonzero(call_runtime(runtime.eventCreateWithFlags, flags), "cudaEventCreateWithFlags")
+        return event if device == self._only else self._own("event", event, device)
 
     def event_destroy(self, event: int) -> None:
         """Inherited."""
-        call_runtime(runtime.eventDestroy, event)
+        if self._only >= 0:
+            call_runtime(runtime.eventDestroy, event)
+            return
+        with self._disowning("event", event):
+            call_runtime(runtime.eventDestroy, event)
 
     def event_record(self, event: int, stream: int) -> None:
-        """Inherited."""
+        """Inherited. A default stream is that of the event's device."""
+        if stream <= PER_THREAD_STREAM and self._only < 0:
+            device = self._owner("event", event)
+            if self._elsewhere(device):
+                with self._on(device):
+                    return self.event_record(event, stream)
         try:
             runtime.eventRecord(event, stream)
         except CUDARuntimeError as error:

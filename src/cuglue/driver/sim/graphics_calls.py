@@ -19,7 +19,7 @@ from .fakes import FakeGraphics
 from .gl import GraphicsApi, GraphicsObject, OpenGL, PartKey
 from .hazards import Operation
 from .memory import DEAD, NEW, Allocation, Bytes, poison
-from .queues import Handles, Mark
+from .queues import Handles, Mark, Queue
 from .ranges import linear
 from .state import Touch, driver_call
 
@@ -116,10 +116,15 @@ class GraphicsCalls(ArrayCalls):
         self._resources.pop(resource)
 
     # --- mapping --------------------------------------------------------------------------------------------------
+    def _queue_for(self, resources: Sequence[int], stream: int, call: str) -> Queue:
+        """The stream; a default one is that of the device which the first resource is registered with."""
+        own = self._resources.get(resources[0]) if resources and stream in (0, 1, 2) else None
+        return self._queue(stream, call, None if own is None else own.device)
+
     @driver_call
     def graphics_map(self, resources: Sequence[int], stream: int) -> None:
         """Read each object to memory at an address it did not have before; all or none is mapped."""
-        queue = self._queue(stream, "graphics_map")
+        queue = self._queue_for(resources, stream, "graphics_map")
         if queue.capture is not None:
             raise self._refuse_capture(
                 queue.capture, codes.CAPTURE_UNSUPPORTED, "graphics_map", "the stream captures"
@@ -157,7 +162,7 @@ class GraphicsCalls(ArrayCalls):
 
         Where an interrupt (Ctrl-C) ends it, it can be called again: what is mapped still has its bytes.
         """
-        queue = self._queue(stream, "graphics_unmap")
+        queue = self._queue_for(resources, stream, "graphics_unmap")
         if queue.capture is not None:
             raise self._refuse_capture(
                 queue.capture, codes.CAPTURE_UNSUPPORTED, "graphics_unmap", "the stream captures"

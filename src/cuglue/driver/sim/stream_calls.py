@@ -154,15 +154,8 @@ class StreamCalls(Core):
     @driver_call
     def event_record(self, event: int, stream: int) -> None:
         """Stand for the work queued on ``stream`` so far."""
-        queue = self._queue(stream, "event_record")
         own = self._event(event, "event_record")
-        if own.device != queue.device:
-            raise codes.refused(
-                codes.INVALID_RESOURCE_HANDLE,
-                "event_record",
-                f"event of device {own.device}",
-                expected=f"an event of device {queue.device}",
-            )
+        queue = self._queue(stream, "event_record", own.device)
         if queue.capture is not None:
             clock, tails = queue.capture.point(queue)
             own.record = Record((), clock, queue.capture, tails)
