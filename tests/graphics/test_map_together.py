@@ -183,6 +183,17 @@ def test_one_of_them_mapped_already(driver: Driver, subjects: Subjects) -> None:
         assert len(calls) == 4
 
 
+def test_whoever_has_one_of_them_still_is_not_waited_for(driver: Any, subjects: Subjects) -> None:
+    """The object is not handed back yet: what the other map's consumer does has no end to come before."""
+    with new_stream(subjects[0]) as consumer, subjects[0].handle.map() as other:
+        with trace(only={"stream_wait_event"}) as waits:
+            with cuglue.map_all(handles(subjects)):
+                other.note_consumer(consumer)
+            assert waits == []
+            other.release()
+        assert len(waits) == 1
+
+
 def test_a_handle_that_comes_twice(driver: Driver, subjects: Subjects) -> None:
     image, buffer = subjects[-1].handle, subjects[0].handle
     with cuglue.map_all([image, buffer, image]) as maps:
