@@ -144,6 +144,29 @@ def test_nor_does_one_in_a_transfer_by_pieces(
     sweep(operation, apart=False)
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["its own stream", "another stream"])
+@pytest.mark.parametrize(
+    ("operation", "call"),
+    [(Case.launch, "kernel_launch"), (Case.write_alone, "copy_async"), (Case.replay, "graph_launch")],
+)
+def test_work_that_the_driver_got_before_the_interrupt_is_waited_for(
+    operation: Callable[[Case], None], call: str, apart: bool, sim: SimDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(sim, apart=apart)
+    real = getattr(sim, call)
+
+    def interrupted_on_return(*arguments: Any) -> None:
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sim, call, interrupted_on_return)
+        with pytest.raises(KeyboardInterrupt):
+            operation(case)
+    case.follow()
+    case.end()
+
+
 def test_a_result_whose_taking_was_interrupted_is_there_when_asked_again(
     sim: SimDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
