@@ -167,6 +167,24 @@ def test_work_that_the_driver_got_before_the_interrupt_is_waited_for(
     case.end()
 
 
+def test_a_replay_after_somebody_asked_is_waited_for(sim: SimDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(sim, apart=False)
+    case.rt.command(stream=case.own).write_to_gpu(case.y.descriptor(4 * N), np.ones(4 * N, "u1"))
+    case.rt.read(case.y, stream=case.other).result()  # that stream knows all work of the other one now
+    real = sim.graph_launch
+
+    def interrupted_on_return(*arguments: Any) -> None:
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sim, "graph_launch", interrupted_on_return)
+        with pytest.raises(KeyboardInterrupt):
+            case.replay()
+    case.follow()
+    case.end()
+
+
 def test_a_result_whose_taking_was_interrupted_is_there_when_asked_again(
     sim: SimDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
