@@ -58,7 +58,8 @@ class Holdings:
         """Nothing of it grew with the cycles; allocators keep a little."""
         assert after.fds == self.fds
         assert after.handles == self.handles
-        assert (after.waiting, after.streams) == (self.waiting, self.streams)
+        assert after.waiting == self.waiting
+        assert after.streams <= self.streams  # those that nobody uses any more go
         assert after.device - self.device < 2 * MIB
         assert after.host - self.host < 16 * MIB
         assert after.objects - self.objects < max(500, cycles // 100)
