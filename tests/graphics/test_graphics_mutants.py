@@ -10,6 +10,7 @@ from graphics.subjects import registered_buffer
 
 from cuglue.core.device import device_state
 from cuglue.driver.protocol import Driver
+from cuglue.errors import DriverError
 from cuglue.graphics import life
 from cuglue.graphics.glcontext import GlContext
 from cuglue.graphics.registration import Registration
@@ -48,6 +49,38 @@ def test_a_map_whose_leaving_is_interrupted_is_left_before_the_next(
         with trace(only={"graphics_unmap", "graphics_map"}) as calls:
             subject.handle.map_mut().release()
         assert [name for name, _ in calls] == ["graphics_unmap", "graphics_map", "graphics_unmap"]
+
+
+def test_users_are_waited_for_when_the_last_map_of_a_part_is_left(
+    driver: Driver, context: GlContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined: list[Any] = []
+    with registered_buffer(driver, 64) as subject:
+        first, second = subject.handle.map(), subject.handle.map()
+        with monkeypatch.context() as patch:
+            patch.setattr(type(subject.handle._life.backing), "join", lambda self, *args: joined.append(args))
+            first.release()
+            assert joined == []
+            second.release()
+            assert len(joined) == 1
+
+
+def test_a_map_whose_users_cannot_be_waited_for_says_so(
+    driver: Driver, context: GlContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise DriverError("refused")
+
+    with registered_buffer(driver, 64) as subject:
+        first, second = subject.handle.map(), subject.handle.map()
+        first.release()
+        with monkeypatch.context() as patch:
+            patch.setattr(type(subject.handle._life.backing), "join", refuse)
+            with pytest.raises(DriverError):
+                second.release()
+        assert "could not be left yet" in repr(second)
+        second.release()
+        assert not subject.handle.mapped
 
 
 def test_a_registration_that_is_dropped_ends_with_the_next_drain(driver: Driver) -> None:

@@ -10,7 +10,7 @@ import pytest
 import cuglue
 from cuglue import Access, testing
 from cuglue.core.device import device_state
-from cuglue.core.stream import as_stream
+from cuglue.core.stream import Stream, as_stream
 from cuglue.driver.protocol import CaptureMode
 from cuglue.driver.sim import SimDriver
 from cuglue.memory.streams import OwnStream
@@ -125,6 +125,30 @@ def test_a_free_that_has_not_run_is_not_counted_as_done() -> None:
         assert resource.bytes_outstanding == 64
         latch.close()
         resource.reap_pending()
+        assert resource.bytes_outstanding == 0
+
+
+def test_a_free_that_was_interrupted_is_counted_when_it_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number is missing then. The reap gives it one: of an operation that came last, and has not run."""
+
+    def interrupt(stream: Stream) -> int:
+        raise KeyboardInterrupt
+
+    driver = SimDriver()
+    with cuglue.use_driver(driver), cuglue.AsyncCudaResource() as resource:
+        own = driver.Stream()
+        block = resource.allocate(64, own)
+        as_stream(own).synchronize()
+        latch = testing.Latch(own.ptr)  # by its number: the library counts no operation
+        with monkeypatch.context() as patch:
+            patch.setattr(Stream, "submit", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                resource.deallocate(block)
+        resource.reap_pending(block=False)
+        assert resource.bytes_outstanding == 64
+        latch.close()
+        driver.device_synchronize(0)
+        resource.reap_pending(block=False)
         assert resource.bytes_outstanding == 0
 
 
