@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,11 +26,11 @@ def test_a_block_that_an_interrupt_took_from_its_caller_is_not_live(
     with cuglue.use_driver(SimDriver()), PoolResource(AsyncCudaResource()) as pool:
         array = pool.malloc(4096)
         live = pool.bytes_outstanding
-        ask = (lambda: pool.allocate(4096)) if what == "a block" else (lambda: pool.block_in(array.mem))
+        ask = partial(pool.allocate, 4096) if what == "a block" else partial(pool.block_in, array.mem)
         with monkeypatch.context() as patch:
             patch.setattr(BlockTable, "add", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 ask()
         assert list(pool._table) == []
         assert pool.bytes_outstanding == live
-        del array
+        del array, ask
