@@ -862,7 +862,8 @@ def test_fault_poisons_the_device() -> None:
 
 
 def test_an_event_is_recorded_on_the_default_streams_of_its_own_device(driver: Any) -> None:
-    for device in range(driver.device_count()):  # the first is current: another's streams take more than a call
+    # The first device is current: another's streams take more than a call.
+    for device in range(driver.device_count()):
         event = driver.event_create(device)
         for stream in (0, 1, 2):
             driver.event_record(event, stream)
