@@ -150,6 +150,12 @@ def test_a_free_that_was_interrupted_is_counted_when_it_has_run(monkeypatch: pyt
         driver.device_synchronize(0)
         resource.reap_pending(block=False)
         assert resource.bytes_outstanding == 0
+        latch = testing.Latch(own.ptr)
+        resource.deallocate(resource.allocate(64, own))
+        resource.reap_pending(block=False)
+        assert resource.bytes_outstanding == 64, "what came later was taken for done with it"
+        latch.close()
+        resource.reap_pending()
 
 
 def test_a_stream_of_our_own_is_destroyed_with_its_last_user() -> None:
