@@ -2,8 +2,8 @@
 
 Owns the threads, and the handing over of copies to them. Must not know what is copied where, or drivers.
 
-One core copies 5 to 10 GB/s and the bus takes 55. A future for each piece costs as much as copying half a megabyte,
-all of it under the interpreter's lock; so a piece is handed over and back by queues that are written in C.
+One core copies less than a bus takes. A piece is handed over and back by queues that are written in C, so that little
+of it happens under the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import numpy as np
 
-_THREADS = 8  # more of them copied no more
+_THREADS = 8
 
 
 class Crew:
@@ -35,9 +35,8 @@ class Crew:
     def begin(self, name: Any, target: Any, source: Any) -> None:
         """Have ``source`` copied to ``target``, arrays of one size. Blocks for nothing."""
         _threads().put(partial(self._copy, name, target, source))
-        self._under_way += (
-            1  # after it: an interrupt in between leaves a copy that keeps its arrays alive itself
-        )
+        # After it: an interrupt in between leaves a copy that keeps its arrays alive itself.
+        self._under_way += 1
 
     def end(self) -> Any:
         """The name of a copy that is made: of any that was begun. Blocks until there is one; raises what it raised."""

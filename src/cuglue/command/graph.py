@@ -41,10 +41,8 @@ class Graph(Owned):
         self._inputs = tuple(window.reads.values())
         self.operations = window.operations
         ordering: Any = self._home.state.ordering
-        self._lock, self._unlock = (
-            ordering.acquire,
-            ordering.release,
-        )  # a with statement costs half of a replay
+        # A with statement would cost half of a replay.
+        self._lock, self._unlock = ordering.acquire, ordering.release
         self._locked = ordering._is_owned  # as threading.Condition asks
         self._last = 0  # newest replay on its own stream
         self._runs: dict[Stream, int] = {}  # and on others
@@ -78,9 +76,8 @@ class Graph(Owned):
             if home.asked < self._last == home.seq or self._unhindered():
                 try:
                     home.driver.graph_launch(self._direct, home.handle)
-                    if (
-                        not home.asked < self._last == home.seq
-                    ):  # or somebody asked just now: then it is a new thing
+                    # Or somebody asked just now: then it is a new thing.
+                    if not home.asked < self._last == home.seq:
                         self._stamp()
                 except BaseException as error:
                     if not isinstance(error, CuglueError):

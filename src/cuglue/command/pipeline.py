@@ -21,7 +21,7 @@ from .crew import Crew
 from .hostmem import address_of
 from .lane import Lane
 
-#: Bytes of a chunk: a 16th of the transfer, within these bounds. A 32nd took an H200 a third longer for 64 MiB up.
+#: Bytes of a chunk: a 16th of the transfer, within these bounds. See docs/benchmarks.md for a 32nd.
 SMALLEST_CHUNK, LARGEST_CHUNK = 1 << 20, 8 << 20
 #: Uploads and downloads from these sizes on are cut into chunks; below, waking threads costs more than they save.
 UPLOAD_FROM, DOWNLOAD_FROM = 2 << 20, 8 << 20

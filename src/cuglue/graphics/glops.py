@@ -163,9 +163,9 @@ class InlineOps(GlOps):
         self._owner, self._thread = threading.current_thread(), ThreadRef.current()
 
     def here(self) -> bool:
+        # The owner lives if it asks this, except while the interpreter ends.
         return (
-            threading.current_thread()
-            is self._owner  # who asks this lives, except while the interpreter ends
+            threading.current_thread() is self._owner
             and not (self._closed or sys.is_finalizing())
             and self._process is process.life
             and self._queue.empty()

@@ -231,9 +231,8 @@ class Life:
         share = m.share
         last = share.maps == 1 and len(self._live) == 1
         state = step(HANDLE, self._state, "unmap_last" if last else "unmap", self)
-        m.advance(
-            "release"
-        )  # from here on nothing is called: an interrupt leaves all of it undone, or all done
+        m.advance("release")
+        # From here on nothing is called: an interrupt leaves all of it undone, or all done.
         share.maps -= 1
         share.writers -= m.writable
         if not share.maps:
