@@ -78,9 +78,8 @@ class Stream:
         self.id = next(_ids)
         self._events: deque[tuple[int, int]] = deque()  # (seq covered, event), oldest first
         self.own(owner)  # with the finaliser's three fields there: from here on it has something to undo
-        self.seq = 0
+        self.seq = self.completed = self.asked = 0
         self._count = itertools.count(1)  # atomic, and half the price of a lock on every allocation and free
-        self.completed = self.asked = 0
         self.synced: dict[int, int] = {}
         self._lock = threading.Lock()
         self._poll_above = _POLL_EVERY
@@ -220,9 +219,10 @@ class Stream:
 
     def synchronize(self) -> None:
         """Block the host until everything queued here is done; raises the fault that this reveals."""
-        self.refuse_capture("synchronize")
         seq = self.asked = self.seq
         if self.nameable():
+            if self.driver.capture_status(self.handle) is not _NO_CAPTURE:
+                self.refuse_capture("synchronize")
             self.driver.stream_synchronize(self.handle)
         else:
             self.state.refuse_captures("wait for the device")

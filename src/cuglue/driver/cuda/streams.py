@@ -41,7 +41,10 @@ class Streams(Contexts):
 
     def stream_synchronize(self, stream: int) -> None:
         """Inherited."""
-        call_runtime(runtime.streamSynchronize, stream)
+        try:
+            runtime.streamSynchronize(stream)
+        except CUDARuntimeError as error:
+            raise failure_of(error, "cudaStreamSynchronize") from error
 
     def stream_wait_event(self, stream: int, event: int) -> None:
         """Inherited."""
@@ -110,7 +113,10 @@ class Streams(Contexts):
 
     def event_synchronize(self, event: int) -> None:
         """Inherited."""
-        call_runtime(runtime.eventSynchronize, event)
+        try:
+            runtime.eventSynchronize(event)
+        except CUDARuntimeError as error:
+            raise failure_of(error, "cudaEventSynchronize") from error
 
     def event_elapsed(self, start: int, end: int) -> float:
         """Inherited."""
