@@ -200,6 +200,16 @@ def test_a_use_elsewhere_is_told_to_the_stream_of_the_last_write(streams: Any) -
     assert a.asked == a.seq > before
 
 
+def test_a_join_ends_the_number_that_a_replay_goes_on_under(streams: Any) -> None:
+    """As long as nobody was told of its number, one more replay is covered by that."""
+    a, b = streams(2)
+    last = a.submit()
+    assert a.asked < last == a.seq, "what a graph asks before it goes on"
+    b.join(a)
+    assert not a.asked < last == a.seq
+    assert b.synced[a.id] >= last
+
+
 def test_a_write_among_others_replaces_the_reads_before_it(streams: Any) -> None:
     a, b = streams(2)
     block = Block(512, 64, a)

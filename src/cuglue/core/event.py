@@ -43,10 +43,10 @@ class Event:
 def follow(stream: Stream, origin: Stream) -> None:
     """Order later work of ``stream`` after all that ``origin`` has got, by an event that nobody else has to find.
 
-    Two calls of the driver, and nothing to be looked at later: exports and arrays of others do it each time.
+    Two calls of the driver, and nothing to be looked at later: exports and arrays of others do it each time. Both were
+    asked whether they capture, and ``origin`` can be named.
     """
-    stream.refuse_capture("wait for another stream", "Run the work once before, or in the warmup()")
-    origin.refuse_capture("record an event")
+    seq = origin.submit()
     state = origin.state
     event = state.take_event()
     try:
@@ -54,3 +54,5 @@ def follow(stream: Stream, origin: Stream) -> None:
         stream.wait_event(event)
     finally:
         state.give_event(event)
+    if stream.synced.get(origin.id, 0) < seq:
+        stream.synced[origin.id] = seq

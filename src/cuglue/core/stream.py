@@ -133,12 +133,11 @@ class Stream:
         """
         if origin is self:
             return False
-        seq = origin.submit()
         if not origin.nameable():
-            return self.wait_for(origin, seq)
+            return self.wait_for(origin, origin.submit())
+        self.refuse_capture("wait for another stream", "Run the work once before, or in the warmup()")
+        origin.refuse_capture("record an event")
         follow(self, origin)
-        if self.synced.get(origin.id, 0) < seq:
-            self.synced[origin.id] = seq
         return True
 
     def join_context(self) -> None:

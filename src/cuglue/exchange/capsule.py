@@ -108,12 +108,10 @@ def device_capsule(
     if known is None or known[0] != key or not plain:
         # What the driver says of an address is asked once; of managed memory each time.
         known = key, _view_of(ptr, layout, readonly=readonly), dl_type(layout.dtype)
-        if plain:
+        if plain and layout.size:
             layout.__dict__["_exported"] = known
-    _, first, made = known
-    view = first.view(dtype=layout.dtype)  # another one over the same memory
-    view.keep = keep
-    capsule = view.__dlpack__(max_version=VERSION if versioned else None)
+    _, view, made = known
+    capsule = capsule_of(view, layout, keep=keep, versioned=versioned)
     if element != made or copied or not plain or not layout.size:
         tensor, flags = _open(capsule, versioned=versioned, ndim=layout.ndim, element=made)
         _say_element(tensor, element)
@@ -121,6 +119,24 @@ def device_capsule(
         if copied and flags is not None:
             flags.flags |= _IS_COPIED
     return capsule
+
+
+def capsule_of(view: Any, layout: Layout, *, keep: object, versioned: bool) -> Any:
+    """A capsule of the memory of a view, which keeps ``keep``."""
+    # Another view over the same memory: the capsule keeps it.
+    another = view.view(dtype=layout.dtype)
+    another.keep = keep
+    return another.__dlpack__(max_version=VERSION if versioned else None)
+
+
+def known_view(ptr: int, layout: Layout, device: int) -> Any:
+    """The view by which :func:`device_capsule` exported this memory last, for writing; None: of no use, or none.
+
+    Its capsules are right as they are: there are elements, of a type that ``layout`` has from NumPy, and they are plain
+    memory of that device.
+    """
+    known = layout.__dict__.get("_exported")
+    return known[1] if known is not None and known[0] == (ptr, device, False) else None
 
 
 def _view_of(ptr: int, layout: Layout, *, readonly: bool) -> Any:

@@ -79,9 +79,9 @@ def negotiate(
         and (stream > 0 or stream == NO_ORDER)
         and device[0] != MemoryType.HOST
     ):
-        return _view_for(stream, _versioned(max_version))  # what PyTorch, CuPy and JAX ask, every time
+        return _view_for(stream, is_versioned(max_version))  # what PyTorch, CuPy and JAX ask, every time
     handle = _stream(stream, on_host=device[0] == MemoryType.HOST)
-    versioned = _versioned(max_version)
+    versioned = is_versioned(max_version)
     if copy is not None and not isinstance(copy, bool | np.bool_):
         raise TypeError(f"copy: got {shown(copy)}, expected True, False or None")
     route = _route(device, _device(dl_device), copy)
@@ -122,7 +122,8 @@ def _stream(stream: object, *, on_host: bool) -> int | None:
     return None if number == NO_ORDER else number
 
 
-def _versioned(max_version: object) -> bool:
+def is_versioned(max_version: object) -> bool:
+    """Whether a consumer that says so gets a ``dltensor_versioned`` capsule. Raises TypeError: no pair of ints."""
     if max_version is None:
         return False
     if (

@@ -66,19 +66,20 @@ class ExportLedger:
         self._live: dict[int, tuple[str, tuple[str, int]]] = {}
         self._dropped: deque[int] = deque()
 
-    def issue(self, owner: object, how: str) -> ExportToken:
+    def issue(self, owner: object, how: str, depth: int = 1) -> ExportToken:
         """Enter an export and give the token that its holders keep.
 
         Args:
             owner: what has to stay alive with the export.
             how: the call that makes it, for messages.
+            depth: where the search for the line that asked for it begins; 1: with the caller of this.
         """
         if len(self._dropped) > _FOLD_ABOVE:
             self._fold()
         number = next(_numbers)
         # The token first: an interrupt leaves no entry without a holder.
         token = ExportToken(owner, number, self._dropped)
-        self._live[number] = how, call_site(2)
+        self._live[number] = how, call_site(depth + 1)
         return token
 
     def live(self) -> tuple[Export, ...]:
@@ -143,7 +144,7 @@ def cai_holders(obj: object) -> list[str]:
 def call_site(depth: int = 1) -> tuple[str, int]:
     """File and line of the nearest caller outside this package and the array libraries."""
     frame = sys._getframe(depth)
-    while frame.f_back is not None and _in_library(frame.f_globals.get("__name__")):
+    while _in_library(frame.f_globals.get("__name__")) and frame.f_back is not None:
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
 

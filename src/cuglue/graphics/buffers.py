@@ -59,14 +59,14 @@ class BufferShare(Share):
     def prepare(self, stream: Stream, access: Access) -> None:
         """Inherited. Nothing on the map's own stream, as long as nobody else uses the memory."""
         if self.made is not None or stream is not self.stream:
-            super().prepare(stream, access)
+            (self.made or self.make_block()).prepare(stream, access)
 
     def finish(self, stream: Stream, access: Access) -> None:
         """Inherited. A use on the map's own stream needs no block: it is one that the memory begins with."""
         if self.made is None and stream is self.stream:
             self.seq = stream.submit()
         else:
-            super().finish(stream, access)
+            (self.made or self.make_block()).finish(stream, access)
 
     def make_block(self) -> BlockLife:
         """Inherited."""

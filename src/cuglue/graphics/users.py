@@ -15,6 +15,9 @@ from ..exchange.tokens import ExportLedger
 from ..exchange.view import Exporter
 from ..layout import Layout
 from .backings import Share
+from .exports import export_again
+
+READ, READ_WRITE = Access.READ, Access.READ_WRITE  # to look a member up costs as much as a call
 
 
 def unannounced_readers() -> bool:
@@ -84,6 +87,21 @@ class MapUsers(Exporter):
         """The map answers for its exports itself."""
         return self
 
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Inherited."""
+        if type(stream) is int and dl_device is None and copy is None:
+            capsule = export_again(self, stream, max_version)
+            if capsule is not None:
+                return capsule
+        return super().__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+
     @property
     def ledger(self) -> ExportLedger:
         """The live exports of this map."""
@@ -99,14 +117,14 @@ class MapUsers(Exporter):
         """
         for other in self.consumers:  # first: what they queued since covers the uses that the block knows
             stream.join(other)
-        self.share.prepare(stream, self._access)
+        self.share.prepare(stream, READ if self.readonly else READ_WRITE)
 
     def note_consumer(self, stream: Stream) -> None:
         """``stream`` uses the memory from now on: leaving waits for it.
 
         Ordering: queues nothing now.
         """
-        self.share.finish(stream, self._access)
+        self.share.finish(stream, READ if self.readonly else READ_WRITE)
         self._add_consumer(stream)
 
     def order_host(self) -> None:
@@ -156,10 +174,6 @@ class MapUsers(Exporter):
             self._cai_read = True
             self.share.note_reader(self)
 
-    @property
-    def _access(self) -> Access:
-        return Access.READ if self.readonly else Access.READ_WRITE
-
     # --- other users of the memory ----------------------------------------------------------------------------------
     def record(self, stream: Any = None) -> None:
         """Work on ``stream`` uses the memory: leaving, and the next map of the same memory, wait for it.
@@ -175,7 +189,7 @@ class MapUsers(Exporter):
         """
         self.check_live()
         user = as_stream(stream, device=self.device, driver=self.driver)
-        self.share.block.finish(user, Access.READ)
+        self.share.block.finish(user, READ)
         self._add_consumer(user)
 
     def note_uses(self, stream: Stream, current: Stream) -> None:
@@ -191,7 +205,7 @@ class MapUsers(Exporter):
         block = self.share.block
         for user in dict.fromkeys((*self.consumers, current)):
             # As reads, which are kept per stream: a write would stand for the uses before it, unordered as they are.
-            block.finish(user, Access.READ)
+            block.finish(user, READ)
         if self._cai_read and unannounced_readers():
             stream.join_context()
-            block.finish(stream, Access.READ)
+            block.finish(stream, READ)
