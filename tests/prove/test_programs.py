@@ -22,6 +22,7 @@ from cuglue.core.block import BlockLife
 from cuglue.core.stream import Stream
 from cuglue.driver.protocol import Access
 from cuglue.graphics.images import ImageBacking
+from cuglue.graphics.plan import Plan
 from cuglue.memory.pool.resource import PoolResource
 
 
@@ -53,6 +54,28 @@ def test_every_program_has_its_steps_and_features() -> None:
         operations.update(step.name for step in program.steps)
     assert set(OPERATIONS) == set(operations), "no operation is out of reach"
     assert {operation.feature for operation in OPERATIONS.values()} == set(FEATURES)
+
+
+def test_programs_go_the_short_way_of_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the random programs would say nothing of plans."""
+    taken: Counter[tuple[str, bool]] = Counter()
+
+    def counted(name: str) -> Any:
+        method = getattr(Plan, name)
+
+        def call(plan: Plan, *args: Any) -> Any:
+            found = method(plan, *args)
+            taken[name, len(plan.backings) > 1] += bool(found)
+            return found
+
+        return call
+
+    for name in ("map", "leave"):
+        monkeypatch.setattr(Plan, name, counted(name))
+    for seed in range(100):
+        run(generate(seed))
+    assert min(taken["map", False], taken["leave", False]) >= 20, taken
+    assert min(taken["map", True], taken["leave", True]) >= 2, taken
 
 
 # --- defects ------------------------------------------------------------------------------------------------------

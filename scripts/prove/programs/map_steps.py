@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import cuglue
+from cuglue import InOut
 
 from .buffer_steps import pick
+from .kernels import ADD
 from .memory import Memory, Piece, pattern
 from .model import DONE, Boom, Draw, Handle, Model, Outcome, Thing, need, operation
 
@@ -220,3 +222,63 @@ class map_together:
                 w.rt.command(stream=w.stream(stream)).write_to_gpu(
                     cuglue.CopyDescriptor(found, (size,), (1,), 1), pattern(number, size)
                 )
+
+
+@operation("maps", 6)
+class frames:
+    """One or two handles mapped, written and left again and again on the current stream, as a renderer does it.
+
+    From the second time on buffers go the short way of a plan. The last frame may be written on another stream.
+    """
+
+    @staticmethod
+    def choose(m: Model, draw: Draw) -> Any:
+        names = [n for n, h in m.handles.items() if not h.closed and not h.maps and h.kind != "external"]
+        busy = m.recording.stream if m.recording is not None else None
+        streams = [n for n, s in m.streams.items() if s.kind == "user" and n != busy]
+        if not names or not streams:
+            return None
+        buffers = [n for n in names if m.handles[n].kind == "buffer"]
+        chosen = tuple(buffers if len(buffers) > 1 and draw.number(4) else [draw.choice(names)])
+        stream = draw.choice(streams)
+        last = m.pick_stream(draw) if draw.number(2) else stream
+        return chosen, stream, last, 2 + draw.number(3), draw.number(250)
+
+    @staticmethod
+    def predict(
+        m: Model, names: tuple[str, ...], stream: str, last: str | None, count: int, number: int
+    ) -> Outcome:
+        need(stream in m.streams and m.streams[stream].kind == "user" and not m.closed_runtime)
+        handles = [handle_of(m, name) for name in names]
+        former, m.current = m.current, stream
+        try:
+            for h in handles:
+                need(not h.closed and not h.maps and not h.own.unwritten.any())
+                reachable(m, h, stream)
+                reachable(m, h, last)
+                m.idle(h.own)
+            for name, h in zip(names, handles, strict=True):
+                for frame in range(count):
+                    enter(m, h, name, "frame", stream, "write")
+                    piece = m.things["frame"].piece
+                    piece.add(number)
+                    m.use(piece.memory, m.stream(last if frame == count - 1 else stream), write=True)
+                    leave(m, "frame", stream, publish=True)
+                    del m.things["frame"]
+        finally:
+            m.current = former
+        return Outcome(Piece(handles[0].own, 0, handles[0].own.data.size).holds())
+
+    @staticmethod
+    def perform(
+        w: Any, names: tuple[str, ...], stream: str, last: str | None, count: int, number: int
+    ) -> Any:
+        handles = [w.names[name] for name in names]
+        with w.current(stream):
+            for frame in range(count):
+                together = cuglue.map_all(handles, mutable=True) if len(handles) > 1 else None
+                with together or handles[0].map_mut() as found:
+                    for one in found if together else [found]:
+                        where = w.stream(last if frame == count - 1 else stream)
+                        w.rt.launch(ADD, 1, 64, InOut(one), one.size, number, stream=where)
+            return handles[0].read()
