@@ -157,4 +157,5 @@ def install(monkeypatch: pytest.MonkeyPatch, devices: int = 1) -> tuple[Any, Scr
             monkeypatch.setattr(module, "cupy_driver", driver)
         if hasattr(module, "CUDADriverError"):
             monkeypatch.setattr(module, "CUDADriverError", Refusal)
-    return package.CudaDriver(), script, runtime
+    several = importlib.import_module("cuglue.driver.cuda.several")
+    return several.open_cuda(), script, runtime

@@ -13,3 +13,12 @@ from cuglue.testing.driver_suite import DriverSuite
 class TestCudaDriver(DriverSuite):
     def make(self) -> Driver:
         return open_driver("cuda")
+
+
+@pytest.mark.gpu
+class TestCudaDriverLastDevice(TestCudaDriver):
+    """Of several devices one that is not current."""
+
+    def setup_method(self) -> None:
+        self.device = self.make().device_count() - 1
+        super().setup_method()

@@ -14,7 +14,7 @@ from cuglue.driver.protocol import Driver
 EXTRA: dict[str, set[str]] = {
     "cuda": {"shortcuts"},
     # What people test with, and the graphics objects behind its interop.
-    "sim": {"Stream", "current_stream", "hazards", "check", "pump", "inventory"}
+    "sim": {"Stream", "current_stream", "current_device", "hazards", "check", "pump", "inventory"}
     | {"d3d11", "fake_d3d11", "fake_gl", "real_gl"}
     # What there is to import where no other API is.
     | {"fake_win32", "semaphore_fd", "semaphore_value"},

@@ -64,7 +64,7 @@ def test_the_current_stream_is_each_threads_own_and_nests() -> None:
     sim.current_stream(None)
 
 
-def test_the_current_device_is_that_of_the_current_stream() -> None:
+def test_a_stream_that_becomes_current_brings_its_device() -> None:
     sim = SimDriver(devices=2)
     first, second = sim.Stream(), sim.Stream(device=1)
     assert sim.device_current() == 0
@@ -73,10 +73,38 @@ def test_the_current_device_is_that_of_the_current_stream() -> None:
         with first:
             assert sim.device_current() == 0
         with sim.current_stream(0):
-            assert sim.device_current() == 0
+            assert sim.device_current() == 1, "that of the current device"
+            assert sim.stream_current(1) == 0
         assert sim.device_current() == 1
+        assert sim.stream_current(1) is second
     with sim.current_stream(as_stream(second, device=1, driver=sim)):
         assert sim.device_current() == 1, "known by its number"
+    with sim.current_stream(as_stream(0, device=1, driver=sim)):
+        assert (sim.device_current(), type(sim.stream_current(1))) == (1, int)
+    assert sim.device_current() == 0
+
+
+def test_each_device_has_its_own_current_stream() -> None:
+    """As for CuPy: one device is current, and each remembers its stream."""
+    sim = SimDriver(devices=2)
+    first, second = sim.Stream(), sim.Stream(device=1)
+    elsewhere: list[int] = []
+    with first, sim.current_device(1):
+        assert (sim.device_current(), sim.stream_current(0), sim.stream_current(1)) == (1, first, 0)
+        with second, sim.current_device(0):
+            assert (sim.device_current(), sim.stream_current(0), sim.stream_current(1)) == (0, first, second)
+        assert (sim.device_current(), sim.stream_current(1)) == (1, 0)
+        thread = threading.Thread(target=lambda: elsewhere.append(sim.device_current()))
+        thread.start()
+        thread.join()
+    assert elsewhere == [0]
+    assert (sim.device_current(), sim.stream_current(0)) == (0, 0)
+    chosen = sim.current_device(1)
+    assert sim.device_current() == 1
+    chosen.restore()
+    for wrong in (2, -1):
+        with pytest.raises(DriverError, match="0 to 1"):
+            sim.current_device(wrong)
 
 
 def test_a_dropped_stream_of_a_poisoned_device_is_silent() -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import shown
-from ..driver.protocol import LEGACY_STREAM, Driver
+from ..driver.protocol import LEGACY_STREAM, PER_THREAD_STREAM, DefaultStream, Driver
 from ..errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,6 +51,14 @@ class DeviceState:
         # Held from the first wait to the stamp of an operation: two threads on one block must not interleave there.
         self.ordering = threading.RLock()
         self._spare: deque[int] = deque()  # events; appended by finalisers, so a deque and no lock
+        self._alone = driver.device_count() == 1
+
+    def own_handle(self, stream: int) -> int:
+        """The handle by which the driver is told of ``stream``, whichever device is current then.
+
+        The default streams of all devices have the same numbers: where there are several, they say whose they are.
+        """
+        return stream if self._alone or stream > PER_THREAD_STREAM else DefaultStream(stream, self.device)
 
     @property
     def capturing(self) -> bool:

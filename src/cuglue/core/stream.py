@@ -73,7 +73,7 @@ class Stream:
         self.state = state
         self.driver: Driver = state.driver
         self.device = state.device
-        self.handle = handle
+        self.handle = state.own_handle(handle)
         self.thread = thread  # of a per-thread default stream; other threads cannot name it
         self.id = next(_ids)
         self._events: deque[tuple[int, int]] = deque()  # (seq covered, event), oldest first

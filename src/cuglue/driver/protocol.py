@@ -8,6 +8,9 @@ driver from outside (``cuglue.testing``).
 Conventions for every method
     * ``device`` is an ordinal, ``stream``/``event``/``resource``/... are handles, addresses and sizes are ints in
       bytes. Handle 0 of a stream is the legacy default stream, 1 the same by its own name, 2 the per-thread one.
+    * These three are the same numbers on every device. They mean the streams of the device that the call names or
+      that its event, kernel, semaphore or graphics resource belongs to; in any other call of the device that the
+      handle says (:class:`DefaultStream`), and of the current one where it says none.
     * A method named ``*_async`` or taking ``stream`` only enqueues, unless its docstring says that it blocks.
     * A refused call raises :class:`~cuglue.errors.DriverError` (``LaunchError`` for a launch, ``DevicePoisoned`` for
       a sticky fault) and leaves the driver as it was. The current device and context are as before after each call.
@@ -23,6 +26,17 @@ from typing import Any, NamedTuple, Protocol
 
 LEGACY_STREAM = 1
 PER_THREAD_STREAM = 2
+
+
+class DefaultStream(int):
+    """Handle of a default stream (0, 1 or 2) that says whose it is. Needed where there are several devices only."""
+
+    device: int
+
+    def __new__(cls, handle: int, device: int) -> DefaultStream:
+        self = super().__new__(cls, handle)
+        self.device = device
+        return self
 
 
 class CopyKind(IntEnum):
@@ -305,10 +319,7 @@ class Driver(Protocol):
         """Destroy it; waits already queued keep their meaning. The handle may be given out again at once."""
 
     def event_record(self, event: int, stream: int) -> None:
-        """The event completes when the work queued on ``stream`` so far is done.
-
-        A default stream is that of the event's device, whichever is current.
-        """
+        """The event completes when the work queued on ``stream`` so far is done."""
 
     def event_query(self, event: int) -> bool:
         """True if complete (or never recorded); raises the fault that this reveals."""
@@ -417,10 +428,7 @@ class Driver(Protocol):
         """Give the registration back."""
 
     def graphics_map(self, resources: Sequence[int], stream: int) -> None:
-        """Hand objects to the device: work queued on ``stream`` later sees what the graphics API did before.
-
-        A default stream is that of the device they are registered with.
-        """
+        """Hand objects to the device: work queued on ``stream`` later sees what the graphics API did before."""
 
     def graphics_unmap(self, resources: Sequence[int], stream: int) -> None:
         """Hand objects back: graphics work issued later sees what ``stream`` did before, as :meth:`graphics_map`."""

@@ -179,7 +179,7 @@ def _cuda_driver() -> Driver:
             reason="no_runtime",
         )
     try:
-        from .cuda import CudaDriver
+        from .cuda.several import open_cuda
     except ImportError as error:
         raise UnsupportedError(
             "CUDA packages",
@@ -188,7 +188,7 @@ def _cuda_driver() -> Driver:
             hint="Install cuglue[cuda13] or cuglue[cuda12]",
             reason="no_runtime",
         ) from error
-    return CudaDriver()
+    return open_cuda()
 
 
 def _sim_driver() -> Driver:

@@ -12,10 +12,11 @@ Order is proved with :class:`~cuglue.testing.latch.Latch`, never with sleeps.
 
 from __future__ import annotations
 
+from .drivers.devices import DeviceTests
 from .drivers.kernels import KernelTests
 from .drivers.memory import MemoryTests
 from .drivers.order import OrderTests
 
 
-class DriverSuite(MemoryTests, OrderTests, KernelTests):
+class DriverSuite(MemoryTests, OrderTests, KernelTests, DeviceTests):
     """Inherit it and give ``make()``; every method named ``test_...`` is a test."""

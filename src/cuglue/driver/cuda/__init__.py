@@ -1,7 +1,8 @@
 """The CUDA driver: CuPy's runtime API for memory, streams, events, kernels and graphs, the driver API for the rest.
 
 Loads CuPy and ``cuda.bindings``; only :mod:`cuglue.driver.registry` imports it, once CUDA was chosen. One file a topic;
-``calls`` turns failures into our errors, ``contexts`` keeps the current device as it was.
+``calls`` turns failures into our errors, ``contexts`` keeps the current device as it was, ``several`` opens the driver
+and is what more devices than one need.
 """
 
 from __future__ import annotations

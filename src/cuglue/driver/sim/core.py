@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from ...errors import DriverError
-from ..protocol import Access, CaptureMode
+from ..protocol import Access, CaptureMode, DefaultStream
 from . import codes
 from .capture import Capture
 from .hazards import DeviceHangs, Operation, Site, call_site
@@ -32,24 +32,33 @@ def _nothing() -> None:
     """What a wait does when it runs."""
 
 
+def _of_another(call: str, own: int | None, device: int) -> DriverError:
+    return codes.refused(
+        codes.INVALID_RESOURCE_HANDLE, call, f"stream of device {own}", expected=f"device {device}"
+    )
+
+
 class Core(State):
     """Queueing and waiting over :class:`State`."""
 
     # --- streams by handle ----------------------------------------------------------------------------------------
     def _queue(self, handle: int, call: str, device: int | None = None) -> Queue:
-        """The stream that a handle names; 0, 1 and 2 are the default ones of ``device``, else of device 0."""
+        """The stream that a handle names.
+
+        0, 1 and 2 are the default ones of ``device``, else of the device that the handle says, else of the current one.
+        """
         if handle in (0, 1, 2):
-            return self._default_queue(self._device(device or 0, call), handle)
+            said = handle.device if isinstance(handle, DefaultStream) else device
+            if device is None:
+                device = self._current.device if said is None else said
+            elif said != device:
+                raise _of_another(call, said, device)
+            return self._default_queue(self._device(device, call), handle)
         queue = self._streams.get(handle)
         if queue is None:
             raise codes.refused(codes.INVALID_RESOURCE_HANDLE, call, "stream", got=f"{handle:#x}")
         if device is not None and queue.device != device:
-            raise codes.refused(
-                codes.INVALID_RESOURCE_HANDLE,
-                call,
-                f"stream of device {queue.device}",
-                expected=f"device {device}",
-            )
+            raise _of_another(call, queue.device, device)
         if self._devices[queue.device].fault is not None:
             self._device(queue.device, call)
         return queue

@@ -19,7 +19,7 @@ from .hazards import Hazard
 from .queues import Handles
 from .state import driver_call
 from .stream_calls import StreamCalls
-from .streams import CurrentStreams, SimStream, StreamChoice
+from .streams import Choice, SimStream
 from .virtual_calls import VirtualCalls
 
 
@@ -58,7 +58,6 @@ class SimDriver(GraphicsCalls, ExternalCalls, VirtualCalls, StreamCalls, GraphCa
         self._capabilities = Capabilities(
             MemoryType.HOST, **{flag: flag not in self._disabled for flag in flags}
         )
-        self._current = CurrentStreams()
         self._events = Handles(0x6000_0000, 32)
         self._kernels = Handles(0x7000_0000, 16)
         self._arrays = Handles(0x8000_0000, 16)
@@ -101,23 +100,25 @@ class SimDriver(GraphicsCalls, ExternalCalls, VirtualCalls, StreamCalls, GraphCa
         """A new stream, as an object."""
         return SimStream(self, self._current, self._dropped, device)
 
-    def current_stream(self, stream: Any) -> StreamChoice:
-        """Make ``stream`` current on this thread, until the end of the ``with`` if used in one."""
-        return self._current.choose(stream)
+    def current_stream(self, stream: Any) -> Choice:
+        """Make ``stream`` and its device current on this thread, until the end of the ``with`` if used in one."""
+        known = self._streams.get(stream) if type(stream) is int else stream
+        return self._current.choose(getattr(known, "device", self._current.device), stream)
+
+    def current_device(self, device: int) -> Choice:
+        """Make ``device`` current on this thread, until the end of the ``with`` if used in one."""
+        self._check_ordinal(device, "current_device")
+        return self._current.choose(device)
 
     @driver_call
     def device_current(self) -> int:
-        """The device of the current stream of this thread; the first one where that is a default stream."""
-        stream = self._current.get()
-        known = self._streams.get(stream) if isinstance(stream, int) else stream
-        device: int = getattr(known, "device", 0)
-        return device
+        """The current device of this thread; the first one where nobody chose."""
+        return self._current.device
 
     @driver_call
     def stream_current(self, device: int) -> Any:
-        """The current stream of this thread; the legacy default one where it belongs to another device."""
-        stream = self._current.get()
-        return stream if getattr(stream, "device", device) == device else 0
+        """The current stream of this thread on ``device``; the legacy default one where nobody chose."""
+        return self._current.stream(device)
 
     # --- for tests ------------------------------------------------------------------------------------------------
     @property

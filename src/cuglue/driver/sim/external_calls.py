@@ -192,7 +192,7 @@ class ExternalCalls(ArrayCalls):
     def semaphore_signal(self, semaphore: int, value: int, stream: int) -> None:
         """Store the value once the work before it is done; a timeline never goes back."""
         found = self._semaphore(semaphore, "semaphore_signal")
-        queue = self._queue(stream, "semaphore_signal")
+        queue = self._queue(stream, "semaphore_signal", found.device)
 
         def run() -> None:
             found.set(max(value, found.value) if found.timeline else 1)
@@ -210,7 +210,7 @@ class ExternalCalls(ArrayCalls):
         What was queued before a signal of this driver is known to be done, if the signal was queued first.
         """
         found = self._semaphore(semaphore, "semaphore_wait")
-        queue = self._queue(stream, "semaphore_wait")
+        queue = self._queue(stream, "semaphore_wait", found.device)
 
         def run() -> None:
             if found.value < (value if found.timeline else 1):

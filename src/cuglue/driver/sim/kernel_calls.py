@@ -98,7 +98,7 @@ class KernelCalls(Core):
     ) -> None:
         """Queue ``sim(grid, block, *args)``; an exception in it is an execution fault."""
         own = self._kernel(kernel, "kernel_launch")
-        queue = self._queue(stream, "kernel_launch")
+        queue = self._queue(stream, "kernel_launch", own.device if stream in (0, 1, 2) else None)
         if queue.device != own.device:
             raise codes.launch_refused(
                 codes.INVALID_RESOURCE_HANDLE,

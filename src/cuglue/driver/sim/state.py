@@ -24,6 +24,7 @@ from .memory import AddressSpace, Allocation, Bytes, Storage, host_bytes
 from .queues import Handles, Mark, Queue, Record, Scheduler
 from .ranges import Range
 from .shadow import HOST, Clock, Use
+from .streams import CurrentStreams
 from .watch import Watch
 
 P = ParamSpec("P")
@@ -132,6 +133,7 @@ class State:
         self._scheduler = Scheduler(seed)
         self._graph_random = Random(seed)
         self._streams: Handles[Queue] = Handles(0x5000_0000, 64)
+        self._current = CurrentStreams()
         self._dropped: deque[int] = deque()  # streams whose objects are gone
         self._parties = HOST  # newest party of the clocks
         self._host: Clock = {}

@@ -1,18 +1,21 @@
-"""Streams of the simulated device as objects, and the current one of each thread.
+"""Streams of the simulated device as objects, and what is current on each thread.
 
-Owns :class:`SimStream` and how a stream becomes current. Must not know queues. It plays the part that CuPy's streams
-play on CUDA.
+Owns :class:`SimStream` and how a stream and a device become current. Must not know queues. It plays the part
+that CuPy's streams play on CUDA.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol
 
 from ...arguments import shown
 from ...errors import UsageError
+
+_AS_IT_IS = object()
 
 
 class _Streams(Protocol):
@@ -33,7 +36,7 @@ class SimStream:
         self.driver = driver
         self._dropped = dropped
         self._current = current
-        self._entered: list[StreamChoice] = []
+        self._entered: list[Choice] = []
         self.ptr = driver.stream_create(device)
 
     def __cuda_stream__(self) -> tuple[int, int]:
@@ -55,7 +58,7 @@ class SimStream:
             self.ptr = 0
 
     def __enter__(self) -> SimStream:
-        self._entered.append(self._current.choose(self))
+        self._entered.append(self._current.choose(self.device, self))
         return self
 
     def __exit__(
@@ -73,18 +76,13 @@ class SimStream:
         return f"SimStream(ptr={self.ptr:#x}, device={self.device})"
 
 
-class StreamChoice:
-    """What ``current_stream`` gives: the choice is made; leaving ``with`` takes it back."""
+class Choice:
+    """What ``current_stream`` and ``current_device`` give: the choice is made; leaving ``with`` takes it back."""
 
-    def __init__(self, current: CurrentStreams, former: Any) -> None:
-        self._current = current
-        self._former = former
+    def __init__(self, restore: Callable[[], None]) -> None:
+        self.restore = restore
 
-    def restore(self) -> None:
-        """Make the former stream current again."""
-        self._current.set(self._former)
-
-    def __enter__(self) -> StreamChoice:
+    def __enter__(self) -> Choice:
         return self
 
     def __exit__(
@@ -93,26 +91,36 @@ class StreamChoice:
         self.restore()
 
 
-class CurrentStreams:
-    """The current stream of each thread: a stream object, or the handle of a default stream."""
+class CurrentStreams(threading.local):
+    """The current device of each thread, and its current stream on each: an object, or a handle as a number."""
+
+    device = 0
 
     def __init__(self) -> None:
-        self._local = threading.local()
+        self._streams: dict[int, Any] = {}
 
-    def get(self) -> Any:
-        """The current stream of this thread."""
-        return getattr(self._local, "stream", 0)
+    def stream(self, device: int) -> Any:
+        """The current stream of this thread on ``device``."""
+        return self._streams.get(device, 0)
 
-    def set(self, stream: Any) -> None:
-        """Make ``stream`` current on this thread."""
-        self._local.stream = stream
+    def choose(self, device: int, stream: Any = _AS_IT_IS) -> Choice:
+        """Make ``device`` current, and there ``stream``: an object with ``.ptr`` or ``.handle``, an int, None."""
+        former = self.device, self._streams
+        if stream is not _AS_IT_IS:
+            self._streams = {**self._streams, device: _current(stream)}
+        self.device = device
 
-    def choose(self, stream: Any) -> StreamChoice:
-        """Make ``stream`` (an object with ``.ptr`` or ``.handle``, an int, None: the legacy one) current."""
-        if stream is None:
-            stream = 0
-        if not isinstance(stream, int) and not (hasattr(stream, "ptr") or hasattr(stream, "handle")):
-            raise UsageError("current stream", got=shown(stream), expected="a stream object or a handle")
-        choice = StreamChoice(self, self.get())
-        self.set(stream if hasattr(stream, "ptr") or isinstance(stream, int) else stream.handle)
-        return choice
+        def restore() -> None:
+            self.device, self._streams = former
+
+        return Choice(restore)
+
+
+def _current(stream: Any) -> Any:
+    """What says which stream is current: an object that has an address, else the number."""
+    if hasattr(stream, "ptr"):
+        return stream
+    handle = getattr(stream, "handle", 0 if stream is None else stream)
+    if not isinstance(handle, int):
+        raise UsageError("current stream", got=shown(stream), expected="a stream object or a handle")
+    return int(handle)

@@ -1,0 +1,76 @@
+"""Objects of OpenGL mapped on a device that is not current."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from graphics.subjects import download, make_buffer, make_texture, upload
+from OpenGL import GL
+from sample_kernels import INCREMENT
+
+import cuglue
+from cuglue import InOut, Runtime
+from cuglue.graphics.glcontext import headless
+
+pytestmark = pytest.mark.gl
+DEFAULT = (None, 0, 1, 2)
+
+
+@pytest.fixture
+def context(two: Any) -> Iterator[Any]:
+    """A context on the GPU of the device that is not current."""
+    with headless(two.there) as made:
+        yield made
+
+
+def device_bytes(m: Any) -> np.ndarray[Any, Any]:
+    return np.asarray(m.numpy()).view(np.uint8).reshape(-1)
+
+
+def test_a_buffer(two: Any, context: Any) -> None:
+    name = make_buffer(4 * 64)
+    data = np.arange(64, dtype="i4")
+    GL.glNamedBufferSubData(name, 0, data.nbytes, data)
+    with cuglue.register_buffer(name, device=two.there) as handle, Runtime(two.there) as rt:
+        assert handle.device == two.there
+        for count in range(8):
+            stream = DEFAULT[count % 4]
+            with handle.map_mut(stream) as m:
+                rt.launch(INCREMENT, 1, 64, InOut(m), 64, 1, stream=stream)
+            with handle.map(stream) as m:
+                np.testing.assert_array_equal(device_bytes(m).view("i4"), data + count + 1)
+        handle.write(data.view("u1"))
+        np.testing.assert_array_equal(np.asarray(handle.read()).reshape(-1), data.view("u1"))
+
+
+@pytest.mark.parametrize("side", [8, 512], ids=["driver's copy", "our kernels"])
+def test_an_image(two: Any, context: Any, side: int) -> None:
+    name = make_texture(side, side)
+    pixels = np.random.default_rng(2).integers(0, 256, (side, side, 4), np.uint8)
+    upload(name, pixels)
+    with cuglue.register_texture(name, device=two.there) as handle:
+        for count, stream in enumerate(DEFAULT * 2):
+            with handle.map_mut(stream) as m:
+                m.driver.fill_async(m.device_ptr, count, m.row_bytes, m.stream.handle)
+                m.stream.submit()
+            pixels[0] = count
+            with handle.map(stream) as m:
+                np.testing.assert_array_equal(m.numpy(), pixels)
+        np.testing.assert_array_equal(download(name, pixels.shape[1], pixels.shape[0]), pixels)
+
+
+def test_several_at_once(two: Any, context: Any) -> None:
+    names = [make_buffer(256) for _ in range(3)]
+    handles = [cuglue.register_buffer(name, device=two.there) for name in names]
+    for number in (1, 2, 3):
+        with cuglue.map_all(handles, mutable=True) as maps:
+            for m in maps:
+                m.driver.fill_async(m.device_ptr, number, 256, m.stream.handle)
+                m.stream.submit()
+        with cuglue.map_all(handles) as maps:
+            assert all((device_bytes(m) == number).all() for m in maps)
+    for handle in handles:
+        handle.close()
