@@ -68,10 +68,10 @@ class Uses:
         Raises:
             CaptureError: a wait would cross a capture; nothing was queued on a stream that captures.
         """
-        waits = prepare_all(self.blocks, stream)
-        for partner in self.partners:
+        waits = 0
+        for partner in self.partners:  # first: all that was queued there covers what the blocks know of it
             waits += stream.join(partner)
-        return waits
+        return waits + prepare_all(self.blocks, stream)
 
     def finish(self, stream: Stream) -> int:
         """Note that the operation was enqueued; the seq it got. Partners come after it from now on."""
