@@ -49,12 +49,19 @@ class Bench:
         whole, settle = self.buffer.descriptor(self.nbytes), self.stream.synchronize
         with rt.command() as cmd:
 
-            def send(source: Any) -> None:
-                cmd.write_to_gpu(whole, source)
+            def send() -> None:
+                cmd.write_to_gpu(whole, self.data)
                 cmd.synchronize()
 
-            def fetch(target: Any) -> None:
-                cmd.write_to_cpu(whole, target)
+            def fetch() -> None:
+                cmd.write_to_cpu(whole, self.out)  # blocks itself, as get() does
+
+            def send_pinned() -> None:
+                cmd.write_to_gpu(whole, self.pinned)
+                cmd.synchronize()
+
+            def fetch_pinned() -> None:
+                cmd.write_to_cpu(whole, self.pinned)
                 cmd.synchronize()
 
             def set_() -> None:
@@ -72,7 +79,7 @@ class Bench:
             tables: dict[str, dict[str, Any]] = {
                 "to the device, ordinary memory": {
                     "ndarray.set": set_,
-                    "write, NumPy memory": lambda: send(self.data),
+                    "write, NumPy memory": send,
                 },
                 "to the host, new memory": {
                     "ndarray.get": lambda: array.get(),
@@ -81,15 +88,15 @@ class Bench:
                 },
                 "to the host, the caller's memory": {
                     "ndarray.get(out=)": lambda: array.get(out=self.out),
-                    "write_to_cpu, NumPy memory": lambda: fetch(self.out),
+                    "write_to_cpu, NumPy memory": fetch,
                 },
                 "to the device, pinned": {
                     "bare pinned copy": bare_up,
-                    "write, reserve_cpu memory": lambda: send(self.pinned),
+                    "write, reserve_cpu memory": send_pinned,
                 },
                 "to the host, pinned": {
                     "bare pinned copy": bare_down,
-                    "write_to_cpu, reserve_cpu memory": lambda: fetch(self.pinned),
+                    "write_to_cpu, reserve_cpu memory": fetch_pinned,
                 },
             }
             return {

@@ -16,6 +16,7 @@ from cuglue import Runtime
 from cuglue.command import crew as crew_module
 from cuglue.command import pipeline, writes
 from cuglue.command.crew import Crew
+from cuglue.command.slab import Slab
 from cuglue.driver.sim import SimDriver
 
 
@@ -80,6 +81,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(pipeline, name, 4096)
     monkeypatch.setattr(writes, "UPLOAD_FROM", 10_000)
     monkeypatch.setattr(writes, "DIRECT_BELOW", 0)
+    monkeypatch.setattr(Slab, "LARGEST", 9_000)
 
 
 @pytest.mark.usefixtures("small")

@@ -133,7 +133,6 @@ def test_nor_does_one_in_a_transfer_by_pieces(
     operation: Callable[[Case], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for owner, name, value in (
-        (writes, "_SMALL", 8),
         (writes, "DIRECT_BELOW", 8),
         (writes, "UPLOAD_FROM", 9),
         (reads, "DOWNLOAD_FROM", 9),

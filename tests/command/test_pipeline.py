@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cuglue import Runtime
 from cuglue.command import pipeline, reads, writes
 from cuglue.command.pipeline import chunks
+from cuglue.command.slab import Slab
 from cuglue.core.event import Event
 from cuglue.driver.sim import SimDriver
 from cuglue.driver.sim.hazards import HazardError
@@ -49,6 +50,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writes, "UPLOAD_FROM", 10_000)
     monkeypatch.setattr(writes, "DIRECT_BELOW", 0)
     monkeypatch.setattr(reads, "DOWNLOAD_FROM", 10_000)
+    monkeypatch.setattr(Slab, "LARGEST", 9_999)
 
 
 @pytest.mark.usefixtures("small_chunks")

@@ -12,6 +12,7 @@ import pytest
 
 from cuglue import Runtime
 from cuglue.command import pipeline, progress, reads, writes
+from cuglue.command.slab import Slab
 from cuglue.driver.sim import SimDriver
 from cuglue.errors import DriverError, UsageError
 from cuglue.testing import Latch
@@ -27,6 +28,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writes, "UPLOAD_FROM", 50_000)
     monkeypatch.setattr(writes, "DIRECT_BELOW", 0)
     monkeypatch.setattr(reads, "DOWNLOAD_FROM", 50_000)
+    monkeypatch.setattr(Slab, "LARGEST", 49_999)
     for module in (reads, writes):
         monkeypatch.setattr(module, "STRIDE", 16_384)
 

@@ -12,7 +12,6 @@ import pytest
 from driver_calls import Calls, recorded
 
 from cuglue import Runtime
-from cuglue.command import writes
 from cuglue.command.slab import Slab
 from cuglue.command.staging import DROP_BYTES, DROP_COUNT, MIB, DropQueue, Source, staging
 from cuglue.driver.sim import SimDriver
@@ -160,13 +159,13 @@ def test_small_writes_share_memory_and_ask_for_none(rt: Runtime, calls: Calls) -
 
 def test_a_slab_is_kept_until_the_device_has_read_it(sim: SimDriver) -> None:
     with Runtime() as rt:
-        stream = rt.stream(0)
-        many = [rt.create(bytes(Slab.LARGEST), stream=stream) for _ in range(40)]
+        stream, nbytes = rt.stream(0), 64 << 10
+        many = [rt.create(bytes(nbytes), stream=stream) for _ in range(40)]
         rt.synchronize()
         with Latch(stream) as latch:
             for number, buffer in enumerate(many):  # more than two slabs
                 with rt.command(stream=stream) as cmd:
-                    cmd.write_to_gpu(buffer.descriptor(Slab.LARGEST), bytes([number]) * Slab.LARGEST)
+                    cmd.write_to_gpu(buffer.descriptor(nbytes), bytes([number]) * nbytes)
             latch.release()
         for number, buffer in enumerate(many):
             assert set(rt.read(buffer, stream=stream).result()) == {number}
@@ -174,7 +173,7 @@ def test_a_slab_is_kept_until_the_device_has_read_it(sim: SimDriver) -> None:
         for _ in range(10):
             for number, buffer in enumerate(many):
                 with rt.command(stream=stream) as cmd:
-                    cmd.write_to_gpu(buffer.descriptor(Slab.LARGEST), bytes([number]) * Slab.LARGEST)
+                    cmd.write_to_gpu(buffer.descriptor(nbytes), bytes([number]) * nbytes)
             rt.synchronize()
         assert sim.inventory()["host_alloc"] <= slabs + 1  # they come again
 
@@ -216,7 +215,7 @@ def test_C26_a_stream_known_by_its_number_is_waited_for_with_the_device(sim: Sim
 
 def test_threads_share_the_slab_of_a_stream(rt: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has its own command, all on one stream; the slab is used up after every few transfers."""
-    for owner, name, value in ((Slab, "LARGEST", 256), (Slab, "SIZE", 1024), (writes, "_SMALL", 256)):
+    for owner, name, value in ((Slab, "LARGEST", 256), (Slab, "SIZE", 1024)):
         monkeypatch.setattr(owner, name, value)
     stream, wrong = rt.stream(0), []
     buffers = [rt.empty(256, stream=stream) for _ in range(4)]
@@ -246,7 +245,7 @@ def test_threads_share_the_slab_of_a_stream(rt: Runtime, monkeypatch: pytest.Mon
 
 def test_no_thread_takes_the_slab_from_under_another(sim: SimDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """It uses two slabs up between the other's place and its copy, if it can."""
-    for owner, name, value in ((Slab, "LARGEST", 256), (Slab, "SIZE", 1024), (writes, "_SMALL", 256)):
+    for owner, name, value in ((Slab, "LARGEST", 256), (Slab, "SIZE", 1024)):
         monkeypatch.setattr(owner, name, value)
     with Runtime(driver=sim) as rt:
         stream, place = rt.stream(0), Slab.place

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from ..core.stream import Stream
 from ..errors import ArgumentError, ClosedError, UsageError, WrongThreadError
-from . import reads, writes
+from . import reads, short, writes
 from .descriptors import CopyDescriptor
 from .futures import Future
 from .hostmem import HostBuffer
@@ -53,31 +53,30 @@ class Command(MemoryCalls):
         self._context = ctx
         self._streams = streams
         self._strict = strict
-        self._thread = get_ident()
+        self._thread = get_ident()  # 0 once it is closed
         self._entered = False
-        self._closed = False
         self._declared = {id(d.array): d for d in streams.declared}
         self._journal = Journal(streams.uses.entries)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"cursor={self._streams.cursor}"
+        state = f"cursor={self._streams.cursor}" if self._thread else "closed"
         return f"Command(stream={self._streams.current.stream.id}, {state})"
 
     # --- life -------------------------------------------------------------------------------------------------------
     def _lane(self) -> Lane:
         """The current lane, if this command may still be used, and here."""
-        if self._closed:
+        if self._thread == get_ident():
+            return self._streams.current
+        if not self._thread:
             raise ClosedError(repr(self), got="a use", expected="a command inside its with statement")
-        if self._thread != get_ident():
-            raise WrongThreadError(
-                repr(self),
-                got=f"thread {get_ident()}",
-                expected=f"thread {self._thread}, which made it",
-                hint="Make one command per thread",
-                owner=self._thread,
-                caller=get_ident(),
-            )
-        return self._streams.current
+        raise WrongThreadError(
+            repr(self),
+            got=f"thread {get_ident()}",
+            expected=f"thread {self._thread}, which made it",
+            hint="Make one command per thread",
+            owner=self._thread,
+            caller=get_ident(),
+        )
 
     def __enter__(self) -> Self:
         self._lane()
@@ -91,14 +90,14 @@ class Command(MemoryCalls):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and not self._closed:
+        if error is not None and self._thread:
             claim(self._journal.left, Failure(error))
         self.close()
 
     def close(self) -> None:
         """End the command; nothing can be asked of it afterwards. What was enqueued goes on."""
-        if not self._closed:
-            self._closed = True
+        if self._thread:
+            self._thread = 0
             self._declared = {}
             self._journal = Journal(())
 
@@ -123,7 +122,9 @@ class Command(MemoryCalls):
 
     def write_to_gpu(self, descriptor: CopyDescriptor, data: Any, progress: Report | None = None) -> None:
         """Copy host bytes to the device: see :func:`cuglue.command.writes.write_to_gpu`."""
-        writes.write_to_gpu(self._lane(), descriptor, data, self._journal, progress)
+        lane = self._lane()
+        if progress is not None or not short.send(lane, descriptor, data, self._journal):
+            writes.write_to_gpu(lane, descriptor, data, self._journal, progress)
 
     def write_to_cpu(
         self, descriptor: CopyDescriptor, buffer: Any, stream: object = None, progress: Report | None = None
@@ -142,7 +143,8 @@ class Command(MemoryCalls):
         """
         lane = self._lane()
         lane = lane if stream is None else self._streams.lane(stream)
-        reads.write_to_cpu(lane, descriptor, buffer, progress)
+        if progress is not None or not short.fetch(lane, descriptor, buffer):
+            reads.write_to_cpu(lane, descriptor, buffer, progress)
 
     # --- work -------------------------------------------------------------------------------------------------------
     def kernel(self, kernel: Any, grid: Any, block: Any, *args: Any, shared: int = 0) -> Skipped | None:

@@ -24,6 +24,7 @@ from .uses import Uses
 #: The directions of a transfer.
 UP, DOWN = CopyKind.H2D, CopyKind.D2H
 _WRITE, _READ = Access.WRITE, Access.READ
+_NAMES = {UP: "write", DOWN: "read"}
 
 
 def checked_operand(lane: Lane, descriptor: CopyDescriptor) -> Operand:
@@ -64,9 +65,9 @@ def transfer(
         journal: told what was written.
     """
     if kind is UP:
-        name, access, target, source = "write", _WRITE, operand.ptr, host
+        access, target, source = _WRITE, operand.ptr, host
     else:
-        name, access, target, source = "read", _READ, host, operand.ptr
+        access, target, source = _READ, host, operand.ptr
     stream, block = lane.stream, operand.block
     if (
         block is not None
@@ -82,17 +83,25 @@ def transfer(
             if quiet and block.write_stream is stream and block.taint is None:
                 try:
                     stream.driver.copy_async(target, source, shape.width, kind, stream.handle)
-                    block.finish(stream, access)
+                    block.finish(stream, access, stream.submit())
                 except BaseException as error:
-                    if not isinstance(error, CuglueError):
-                        block.finish(stream, access)  # interrupted: the driver may have it
-                    refused(lane, Uses.of(array, operand, access, shape), error, name)
+                    failed(lane, array, operand, shape, kind, error)
                     raise
                 return
     uses = Uses.of(array, operand, access, shape)
     if access is _READ and uses.tainted:
         check_written(ranges(uses.entries, _READ))
-    perform(lane, uses, name, _enqueue, stream, shape, target, source, kind, journal=journal)
+    perform(lane, uses, _NAMES[kind], _enqueue, stream, shape, target, source, kind, journal=journal)
+
+
+def failed(
+    lane: Lane, array: Any, operand: Operand, shape: CopyShape, kind: CopyKind, error: BaseException
+) -> None:
+    """What is left to do after a copy that was refused, or interrupted: the driver may have it then."""
+    uses = Uses.of(array, operand, _WRITE if kind is UP else _READ, shape)
+    if not isinstance(error, CuglueError):
+        uses.finish(lane.stream)
+    refused(lane, uses, error, _NAMES[kind])
 
 
 def _enqueue(stream: Stream, shape: CopyShape, target: int, source: int, kind: CopyKind) -> None:

@@ -105,9 +105,11 @@ class CopyDescriptor:
     @property
     def copy_shape(self) -> CopyShape:
         """Rows, width and pitch of the one copy that does it; LayoutError if there is none."""
-        if self._moved is None:
-            object.__setattr__(self, "_moved", pitched(self.shape, self.strides, self.elem_size))
-        return self._moved  # type: ignore[return-value] # just made
+        moved = self._moved
+        if moved is None:
+            moved = pitched(self.shape, self.strides, self.elem_size)
+            object.__setattr__(self, "_moved", moved)
+        return moved
 
 
 _FIELDS = ("buffer", "shape", "strides", "elem_size", "dtype", "nbytes", "span", "_moved")

@@ -6,7 +6,7 @@ Owns what counts as data and as a destination, and where their bytes lie. Must n
 from __future__ import annotations
 
 import mmap
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ def readable_bytes(data: Any) -> npt.NDArray[np.uint8]:
         UsageError: device memory, or nothing that has bytes.
     """
     if type(data) in _PLAIN and data.ndim == 1 and data.dtype is _BYTES and data.flags.c_contiguous:
-        return cast("npt.NDArray[np.uint8]", data)
+        return data  # type: ignore[no-any-return] # an array, of bytes
     if isinstance(data, np.ndarray):
         array = data
     elif isinstance(data, str):

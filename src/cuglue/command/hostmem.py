@@ -225,7 +225,7 @@ def capacity_of(nbytes: int) -> int:
 def address_of(array: npt.NDArray[Any]) -> int:
     """Address of the first byte of an array."""
     if known := getattr(array, "_ptr", 0):
-        return cast(int, known)
+        return known
     if array.flags.carray and array.nbytes:  # a third of the time that its interface takes
         return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
     return cast(int, array.__array_interface__["data"][0])

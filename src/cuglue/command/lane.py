@@ -12,7 +12,7 @@ from weakref import WeakSet
 from ..arguments import whole_of
 from ..core.block import BlockLife
 from ..core.stream import Stream
-from ..driver.protocol import Access
+from ..driver.protocol import Access, CaptureStatus
 from ..errors import BufferTooBig, ResourceError, UnsupportedError, UsageError
 from ..lifecycle import CaptureState
 from ..memory.pool.layouts import MemoryConfiguration
@@ -30,15 +30,18 @@ from .staging import DropQueue
 from .storage import Storage, unallocated
 from .window import Primed, Window
 
+_NO_CAPTURE = CaptureStatus.NONE
+
 
 class Lane:
     """One stream of a runtime.
 
     Attributes:
         stream: the record of the stream.
+        named: whether the handle means this stream for good, and on every thread.
         cursor: commands resolved on it so far.
         drops: host bytes and other things that work queued here still needs.
-        slab: host memory that small writes go through.
+        slab: host memory that small transfers go through.
         failures: what progress callbacks raised.
         release: gives back a block that was allocated here.
         window: the capture under way, from the beginning of its recording to the end; else None.
@@ -57,6 +60,7 @@ class Lane:
         "drops",
         "failures",
         "host",
+        "named",
         "place",
         "pools",
         "profiles",
@@ -79,6 +83,7 @@ class Lane:
         failures: Failures,
     ) -> None:
         self.stream = stream
+        self.named = stream.thread is None and stream.owner is not None
         self.place = place
         self.resource = resource
         self.release = partial(give_back, resource)  # nothing of the lane: buffers outlive it
@@ -86,7 +91,7 @@ class Lane:
         self.total = total  # bytes of the device
         self.cursor = 0
         self.drops = DropQueue(stream)
-        self.slab = Slab(host, self.drops)
+        self.slab = Slab(stream, host, self.drops)
         self.failures = failures
         self.profiles: list[Any] = []
         self._live: WeakSet[Storage] = WeakSet()
@@ -218,11 +223,12 @@ class Lane:
 
     def refuse_other_capture(self, what: str) -> None:
         """Raise CaptureError if the stream captures a graph that is not ours: nothing could be kept for its replays."""
-        if self.window is None:
-            retire = self.stream.state.retire
-            if retire.forgotten or retire.deferred:
-                retire.run_forgotten()  # a capture of ours whose end was refused is among it
-            self.stream.refuse_capture(what)
+        stream = self.stream
+        if self.window is None and (
+            not self.named or stream.driver.capture_status(stream.handle) is not _NO_CAPTURE
+        ):
+            stream.state.retire.run_forgotten()  # a capture of ours whose end was refused is among it
+            stream.refuse_capture(what)
 
     def hold(self, thing: object, nbytes: int) -> None:
         """Keep host bytes until the work queued here is done; in a capture, as long as the graph lives."""
@@ -238,7 +244,7 @@ class Lane:
 
     def wait(self) -> None:
         """Block the host until all that was queued here so far is done; raises the fault that this reveals."""
-        if self.stream.nameable():
+        if self.named or self.stream.nameable():
             self.stream.synchronize()
         else:
             self.stream.record().synchronize()  # not for the whole device, which stands for a stream of a bare number

@@ -143,12 +143,12 @@ def _receive_aside(
     nbytes = target.nbytes
     with lane.stream.state.ordering:
         slab = lane.slab
-        start = slab.place(nbytes)
-        arrived = slab.bytes[start : start + nbytes]  # kept by this, whoever lets the slab go meanwhile
+        start, memory = slab.place(nbytes), slab.bytes
         transfer(lane, array, operand, shape, slab.address + start, DOWN)
+        slab.until = lane.stream.seq
+        slab.readers += 1
     lane.wait()
-    lane.host.note_use(arrived)
-    target[...] = arrived
+    slab.copy_out(memory, start, target)
 
 
 def _receive(

@@ -29,7 +29,6 @@ from .taint import Failure, Journal, claim, ranges
 
 #: Ordinary memory below this size may go to the driver as it is: several threads are quicker only above.
 DIRECT_BELOW = 8 << 20
-_SMALL = Slab.LARGEST
 _FILE, _PINNED, _OTHER = Source
 
 
@@ -100,13 +99,14 @@ def _send(
     nbytes = source.nbytes
     lane.refuse_other_capture("copy host bytes")
     kind = kind_of(source) if source.base is not None else _OTHER
-    if kind is _OTHER and nbytes <= _SMALL and lane.window is None:
+    if kind is _OTHER and nbytes <= Slab.LARGEST and lane.window is None:
         # Under the lock, or another thread lets the slab go before the device is told of this place.
         with lane.stream.state.ordering:
             slab = lane.slab
             start = slab.place(nbytes)
-            slab.bytes[start : start + nbytes] = source
+            slab.view[start : start + nbytes] = source
             transfer(lane, array, operand, shape, slab.address + start, UP, journal)
+            slab.until = lane.stream.seq
     elif lane.window is not None:  # a graph reads the bytes at every replay: they must be its own
         _send_whole(lane, array, operand, shape, _aside(lane, source), journal)
     elif kind is _PINNED:
@@ -120,7 +120,7 @@ def _send(
         _send_whole(lane, array, operand, shape, _aside(lane, source), journal)
     if told is not None:
         told.reach(nbytes)
-    if (nbytes > _SMALL or kind is _FILE) and lane.window is None and staging(nbytes, kind).flush:
+    if (nbytes > Slab.LARGEST or kind is _FILE) and lane.window is None and staging(nbytes, kind).flush:
         lane.drops.flush()
     if lane.drops.due:
         lane.settle()
