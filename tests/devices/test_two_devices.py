@@ -14,8 +14,11 @@ from sample_kernels import INCREMENT, SAXPY
 import cuglue
 from cuglue import In, InOut, Out, Runtime
 from cuglue.core.device import DeviceState
+from cuglue.driver.protocol import CaptureMode, DefaultStream
 from cuglue.driver.sim import HazardError, SimDriver
-from cuglue.errors import CuglueError, LaunchError, UsageError
+from cuglue.errors import CaptureError, CuglueError, LaunchError, UsageError
+from cuglue.exchange.owner import consumer_stream
+from cuglue.testing import Latch
 
 N = 1000
 DEFAULT = (None, 0, 1, 2)
@@ -196,6 +199,48 @@ def test_exports_name_the_device(two: Any) -> None:
             rt.launch(INCREMENT, 4, 256, InOut(array), N, 1)
             np.testing.assert_array_equal(rt.read(array, dtype="i4").result(), np.arange(N) + 1)
             del array, tensor
+        buffer.close()
+
+
+def test_the_array_interface_has_no_word_for_a_device(two: Any) -> None:
+    """Where another device is current, the number of a default stream would be taken for one of that."""
+    with Runtime(two.there) as rt:
+        buffer = rt.create(np.arange(N, dtype="i4"))
+        stream = cuglue.as_stream(0, device=two.there)
+        owner = buffer.array((N,), "i4").export_owner
+        with two.on(two.there):
+            assert owner.cai_stream() == 1
+        if two.here != two.there:
+            with Latch(stream) as latch:
+                timer = threading.Timer(0.05, latch.release)
+                timer.start()
+                assert owner.cai_stream() is None
+                assert not latch.held, "the host has waited"
+                assert stream.query()
+                timer.join()
+        buffer.close()
+        mine = rt.create(np.arange(N, dtype="i4"), rt.stream(0))
+        assert mine.array((N,), "i4").export_owner.cai_stream() == rt.stream(0).handle
+        mine.close()
+
+
+def test_a_consumers_stream_is_of_the_memorys_device(two: Any) -> None:
+    """Whether it captures is asked of that one."""
+    if two.here == two.there:
+        return
+    driver = two.driver
+    with Runtime(two.there) as rt:
+        buffer = rt.create(np.arange(N, dtype="i4"))
+        owner = buffer.array((N,), "i4").export_owner
+        for device, refused in ((two.here, False), (two.there, True)):
+            capturing = DefaultStream(2, device)
+            driver.capture_begin(capturing, CaptureMode.THREAD_LOCAL)
+            if refused:
+                with pytest.raises(CaptureError):
+                    consumer_stream(owner, 2)
+            else:
+                assert consumer_stream(owner, 2).handle.device == two.there
+            driver.graph_destroy(driver.capture_end(capturing))
         buffer.close()
 
 

@@ -13,6 +13,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import cupy
@@ -25,15 +26,18 @@ from cuglue import (
     Access,
     AsyncCudaResource,
     BlockState,
+    DebugGuardResource,
     DeviceMemoryResource,
     DirectCudaResource,
     GlobalDeviceBudget,
+    PoolResource,
     StatisticsResource,
     testing,
 )
 from cuglue.driver.sim import SimDriver
 from cuglue.errors import DriverError, LayoutError, OutOfMemory, UsageError
 from cuglue.memory.cupy_plug import block_of, block_types
+from cuglue.memory.pool.layouts import Direct, Sliced
 
 FREES = {"free", "free_async"}
 
@@ -696,25 +700,28 @@ def test_P11_another_failure_passes_unchanged(resource: Any) -> None:
 # --- devices ----------------------------------------------------------------------------------------------------
 
 
-def test_report_M68_a_resource_on_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a real device has a current one; the question is put to CuPy's runtime."""
+@pytest.mark.parametrize("make", [AsyncCudaResource, DebugGuardResource, PoolResource, "layout"])
+@pytest.mark.parametrize("simulated", [True, False])
+def test_report_M68_a_resource_on_another_device(
+    monkeypatch: pytest.MonkeyPatch, make: Any, simulated: bool
+) -> None:
+    """Of a real device the question is put to CuPy's runtime, by each allocation."""
     driver = SimDriver(devices=2)
-    resources = []
-    with cuglue.use_driver(driver):
-        capabilities = driver.capabilities
-
-        def real(device: int) -> Any:
-            from dataclasses import replace
-
-            return replace(capabilities(device), simulated=False)
-
-        monkeypatch.setattr(driver, "capabilities", real)
-        monkeypatch.setattr(cupy.cuda.runtime, "getDevice", lambda: 1)
-        resources = [AsyncCudaResource(device) for device in (0, 1)]
-        assert resources[1].malloc(64).device_id == 1
+    if make == "layout":
+        make = lambda upstream: PoolResource(upstream, layout=[Sliced(1 << 20), Direct()])  # noqa: E731
+    with cuglue.use_driver(driver), driver.current_device(1):
+        if not simulated:
+            capabilities = driver.capabilities
+            monkeypatch.setattr(driver, "capabilities", lambda at: replace(capabilities(at), simulated=False))
+            monkeypatch.setattr(cupy.cuda.runtime, "getDevice", lambda: 1)
+        both = [AsyncCudaResource(device) for device in (0, 1)]
+        over = [resource if make is AsyncCudaResource else make(resource) for resource in both]
+        assert over[1].malloc(64).device_id == 1
         with pytest.raises(UsageError, match=r"device 1 is current.*PerDevice"):
-            resources[0].malloc(64)
-        drain(resources[1])
+            over[0].malloc(64)
+        drain(both[1])
+        for resource in (*over, *both):
+            resource.close()
 
 
 # --- threads and processes --------------------------------------------------------------------------------------

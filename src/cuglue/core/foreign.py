@@ -1,15 +1,19 @@
-"""What a stream object of somebody else says of itself.
+"""Streams in the words of others: what their objects say of themselves, and the number that tells them of one of ours.
 
-Owns the ways of asking: CuPy's, PyTorch's, the protocol, a number. Must not know records, nor import any of them.
+Owns the ways of asking (CuPy's, PyTorch's, the protocol, a number) and the one of telling. Must not know what records
+are for, nor import any of those libraries.
 """
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from ..arguments import shown, whole
-from ..driver.protocol import PER_THREAD_STREAM
+from ..driver.protocol import LEGACY_STREAM, PER_THREAD_STREAM, DefaultStream
 from ..errors import StreamMisuse, UsageError
+
+if TYPE_CHECKING:
+    from .stream import Stream
 
 _LOWEST_ADDRESS = 4096  # the driver's handles are addresses, and nothing lies in the first page
 
@@ -69,3 +73,16 @@ def handle_of(obj: object, driver: object) -> tuple[int, int | None, object]:
     raise StreamMisuse(
         "stream", got=shown(obj), expected="None, a CuPy or PyTorch stream, __cuda_stream__ or an int handle"
     )
+
+
+def interface_number(stream: Stream) -> int | None:
+    """``stream`` of the CUDA array interface where work may be pending on ours; never 0.
+
+    The interface says no device, so that a reader takes the number of a default stream for one of the current device.
+    Where that is another, this blocks the host until the work is done, and the answer is None.
+    """
+    handle = stream.handle
+    if type(handle) is DefaultStream and stream.driver.device_current() != handle.device:
+        stream.synchronize()
+        return None
+    return handle or LEGACY_STREAM

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
 from ..core.block import BlockLife
+from ..core.foreign import interface_number
 from ..core.stream import Stream, as_stream
 from ..driver.protocol import LEGACY_STREAM, Access, CaptureStatus, Driver, MemoryType
 from ..errors import CaptureError, ClosedError
@@ -88,7 +89,7 @@ def consumer_stream(owner: ExportOwner, handle: int) -> Stream:
         known = stream.state.streams.get(0 if handle == LEGACY_STREAM else handle)
         stream = (known and known()) or as_stream(handle, device=owner.device, driver=owner.driver)
     # The consumer has just named it, so it lives and may be asked; later its number alone may not be touched.
-    if stream is not owner.stream and owner.driver.capture_status(handle) is not CaptureStatus.NONE:
+    if stream is not owner.stream and owner.driver.capture_status(stream.handle) is not CaptureStatus.NONE:
         raise CaptureError(
             f"stream {handle:#x} captures a graph",
             got="an export that has to wait for work outside of the capture",
@@ -191,7 +192,7 @@ class BlockOwner:
 
     def cai_stream(self) -> int | None:
         """The home stream: nothing orders strangers here."""
-        return self.block.stream.handle or 1
+        return interface_number(self.block.stream)
 
     def note_cai_reader(self) -> None:
         """Remember it for :attr:`cai_read`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Self
 
+from ..core.foreign import interface_number
 from ..core.stream import Stream, as_stream
 from ..driver.protocol import Access, Driver, MemoryType
 from ..exchange.tokens import ExportLedger
@@ -136,7 +137,7 @@ class MapUsers(Exporter):
         """None where the reader is in order already: all streams are, or the map's is the current one."""
         if self.everybody or self.current_stream() is self.stream:
             return None
-        return self.stream.handle or 1
+        return interface_number(self.stream)
 
     def current_stream(self) -> Stream:
         """The array library's current stream on this thread; mostly the map's own, which then is seen at once."""

@@ -27,6 +27,7 @@ from .block import UNTAGGED, alignment, as_size
 if TYPE_CHECKING:
     from cupy.cuda import MemoryPointer
 
+    from ..driver.protocol import Driver
     from .resource import DeviceMemoryResource
 
     Malloc = Callable[[int], MemoryPointer]
@@ -137,15 +138,13 @@ def make_malloc(
 
 def make_slow_malloc(resource: DeviceMemoryResource, long_way: Callable[[Any, Any], MemoryPointer]) -> Malloc:
     """CuPy's allocator that goes the long way each time."""
-    from cupy.cuda import runtime
-
     driver, device = resource.driver, resource.device
-    several_devices = has_several_devices(resource)
+    current_device = current_device_of(driver)
     life = process.life
 
     def malloc(nbytes: int) -> MemoryPointer:
-        if several_devices and runtime.getDevice() != device:
-            raise wrong_current_device(resource, runtime.getDevice())
+        if current_device is not None and current_device() != device:
+            raise wrong_current_device(resource, current_device())
         try:
             current = driver.stream_current(device)
         except Exception:
@@ -207,10 +206,15 @@ def make_long_way(
     return long_way
 
 
-def has_several_devices(resource: DeviceMemoryResource) -> bool:
-    """Whether another device than the resource's may be current."""
-    driver = resource.driver
-    return not driver.capabilities(resource.device).simulated and driver.device_count() > 1
+def current_device_of(driver: Driver) -> Callable[[], int] | None:
+    """What says which device is current; None where there is but one."""
+    if driver.device_count() == 1:
+        return None
+    if driver.capabilities(0).simulated:
+        return lambda: driver.device_current()
+    from cupy.cuda import runtime
+
+    return runtime.getDevice  # CuPy's own: each allocation asks
 
 
 class CupyTypes(NamedTuple):
@@ -219,14 +223,13 @@ class CupyTypes(NamedTuple):
     BaseMemory: Any
     MemoryPointer: Any
     UnownedMemory: Any
-    current_device: Callable[[], int]
 
 
 def cupy_types() -> CupyTypes:
     """CuPy's types; imports CuPy."""
-    from cupy.cuda import BaseMemory, MemoryPointer, UnownedMemory, runtime
+    from cupy.cuda import BaseMemory, MemoryPointer, UnownedMemory
 
-    return CupyTypes(BaseMemory, MemoryPointer, UnownedMemory, runtime.getDevice)
+    return CupyTypes(BaseMemory, MemoryPointer, UnownedMemory)
 
 
 def wrong_current_device(resource: object, current: int) -> UsageError:

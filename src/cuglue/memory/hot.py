@@ -36,7 +36,7 @@ from ..core.block import next_generation
 from ..errors import CuglueError, DriverError
 from ..lifecycle import BlockState
 from .block import LARGEST, ArrayBlock
-from .cupy_plug import has_several_devices, make_long_way, make_slow_malloc, no_copy, wrong_current_device
+from .cupy_plug import current_device_of, make_long_way, make_slow_malloc, no_copy, wrong_current_device
 from .desks import Desk, Home, forget_closed
 from .entries import Entry
 from .quick import capture_question, free_refused, shortcuts_of, take_again
@@ -198,8 +198,7 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
     forgotten, deferred = retire.forgotten, retire.deferred
     forget = forgotten.append
     find_home = desk.find
-    current_device = types.current_device
-    several_devices = has_several_devices(resource)
+    current_device = current_device_of(driver)
     life, live = process.life, BlockState.LIVE
     shortcuts = shortcuts_of(driver)
     quick_malloc, quick_free, refusals = shortcuts.malloc, shortcuts.free, shortcuts.refusals
@@ -230,7 +229,7 @@ def make_malloc(resource: Any, types: Any, allocate: Allocate, deallocate: Deall
     new = ArrayMemory.__new__
 
     def malloc(nbytes: int) -> Any:
-        if several_devices and current_device() != device:
+        if current_device is not None and current_device() != device:
             raise wrong_current_device(resource, current_device())
         try:
             current = quick_current(device) if shortcuts.on else driver.stream_current(device)

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 from ...core import process
-from ..cupy_plug import no_copy, wrong_current_device
+from ..cupy_plug import current_device_of, no_copy, wrong_current_device
 
 
 def make_malloc(pool: Any, types: Any) -> Callable[[int], Any]:
@@ -41,7 +41,7 @@ def make_malloc(pool: Any, types: Any) -> Callable[[int], Any]:
     later = partial  # names of a module may be gone when the last arrays go
     fast = pool.homes.fast
     ordinal = pool.device_ordinal
-    current_device = types.current_device if pool.several_devices else None
+    current_device = current_device_of(driver)
     empty = types.UnownedMemory(0, 0, None, device)
     life = process.life
 

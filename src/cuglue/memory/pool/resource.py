@@ -220,7 +220,6 @@ class PoolResource(Owned, PoolArrays):
         """Inherited. Memory of 0 bytes is an empty pointer; memory that is kept is handed out without a driver call."""
         if self._plans is not None:
             return make_malloc(self, self._allocate, self._deallocate)
-        self.several_devices = not self._state.capabilities.simulated and self._driver.device_count() > 1
         return hot.make_malloc(self, cupy_types())
 
     def span_for(self, current: object, nbytes: Any) -> Span | None:
