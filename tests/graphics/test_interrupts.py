@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ import cuglue
 from cuglue.driver.protocol import Driver
 from cuglue.graphics import life
 from cuglue.graphics.glcontext import GlContext
+from cuglue.testing import Latch
 from cuglue.testing.handle_suite import peek, poke
 
 pytestmark = [
@@ -108,6 +110,37 @@ def test_an_interrupt_loses_no_object(
     assert step > 10
 
 
+@pytest.mark.parametrize(
+    ("size", "aliased"), [((4, 3), False), ((4, 3), True), ((300, 300), False)]
+)  # the last is copied by a kernel
+def test_an_interrupt_loses_no_order(
+    driver: Any, context: GlContext, size: tuple[int, int], aliased: bool
+) -> None:
+    """A copy that the driver has got uses the image and its linear copy: the next map, on another stream, waits."""
+    step = 0
+    where: str | None = ""
+    while where is not None:
+        step += 1
+        one, two = (cuglue.as_stream(driver.Stream()) for _ in range(2))
+        with registered_texture(driver, *size) as subject:
+            held = subject.handle.map_mut(two) if aliased else None
+            two.join(one)  # and so is behind all that came before
+
+            def act(subject: Any = subject, stream: Any = one) -> None:
+                with subject.handle.map_mut(stream, alias=True):
+                    pass
+
+            where = interrupted(act, step, *MODULES, "core/stream.py", "core/block.py")
+            if held is not None:
+                held.release()
+            gc.collect()
+            with subject.handle.map_mut(two) as m:
+                poke(m, np.full(m.size, 7, np.uint8))
+            assert (subject.get() == 7).all(), where
+            assert driver.hazards == [], where
+    assert step > 50
+
+
 def interrupt_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
     """The next call of this ends in an interrupt, before it does anything."""
 
@@ -142,3 +175,27 @@ def test_a_second_map_that_is_interrupted_leaves_the_first_alone(
                 subject.handle.map()
             assert (peek(m) == 5).all()
         assert not subject.handle.mapped
+
+
+def test_host_memory_of_a_tensor_stays_until_the_device_is_done(
+    driver: Any, context: GlContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, other = (cuglue.as_stream(driver.Stream()) for _ in range(2))
+    with objects(driver, "t") as (subject,), Latch(other):
+        event = driver.event_create(0)
+        driver.event_record(event, other.handle)
+        driver.stream_wait_event(stream.handle, event)
+        tensor = cuglue.Tensor((3, 4), "RGBA8", row_stride=64, cuda=subject.handle)
+        memory = weakref.ref(tensor._memory)
+        interrupt_once(monkeypatch, driver, "stream_synchronize")
+        with pytest.raises(KeyboardInterrupt), tensor.map(stream, readonly=True):
+            pass
+        tensor._memory = None  # type: ignore[assignment] # as if it were gone
+        gc.collect()
+        stream.state.retire.drain()
+        assert memory() is not None
+    stream.synchronize()
+    stream.state.retire.drain()
+    gc.collect()
+    assert memory() is None
+    driver.event_destroy(event)

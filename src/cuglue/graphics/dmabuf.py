@@ -14,6 +14,7 @@ import numpy as np
 from ..core.stream import as_stream
 from ..driver.protocol import CopyKind
 from ..errors import UnsupportedError
+from ..exchange.copies import in_flight
 from .extmemory import ExternalMemory, Range, check_external
 from .imports import check_descriptor
 from .undo import Undo
@@ -76,9 +77,11 @@ def _differing(memory: ExternalMemory, ptr: int, fd: int) -> int | None:
                 host[at : at + len(pattern)] = pattern
             _sync(fd, _END)
             seen = [np.zeros(len(pattern), np.uint8) for pattern in wrote]
-            for at, out in zip(offsets, seen, strict=True):
-                state.driver.copy_async(out.ctypes.data, ptr + at, out.nbytes, CopyKind.D2H, stream.handle)
-            stream.synchronize()
+            with in_flight(seen, stream):
+                for at, out in zip(offsets, seen, strict=True):
+                    state.driver.copy_async(
+                        out.ctypes.data, ptr + at, out.nbytes, CopyKind.D2H, stream.handle
+                    )
         finally:
             _sync(fd, _START)
             for at, bytes_ in zip(offsets, kept, strict=True):

@@ -9,11 +9,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 
-from ..core.block import Block
+from ..core.block import Block, BlockLife, finish_all
 from ..core.device import DeviceState
 from ..core.stream import Stream
 from ..driver.protocol import Access, ArrayInfo
 from ..errors import (
+    CuglueError,
     NotAllocatedError,
     StaleHandleError,
     UnsupportedError,
@@ -123,29 +124,34 @@ class ImageBacking(OpaqueBacking):
 
     def refresh(self, share: Share, stream: Stream) -> None:
         """Inherited. Nothing in place."""
-        uses, copied = self._uses(), _copied(share)
-        if copied.linear is None:
+        if _copied(share).linear is None:
             return
-        uses.prepare(stream, Access.READ)
+        self._uses().prepare(stream, Access.READ)
         share.block.prepare(stream, Access.READ_WRITE)
-        assert copied.image is not None, "refresh of a shut image"
-        self._copier.load(copied.image, share.block.ptr, stream)
-        seq = stream.submit()
-        uses.finish(stream, Access.READ, seq)
-        share.block.finish(stream, Access.WRITE, seq)
+        self._enqueue(self._copier.load, share, stream, Access.READ)
 
     def publish(self, share: Share, stream: Stream) -> None:
         """Inherited. Nothing in place."""
-        uses, copied = self._uses(), _copied(share)
-        if copied.linear is None:
+        if _copied(share).linear is None:
             return
-        uses.prepare(stream, Access.READ_WRITE)
+        self._uses().prepare(stream, Access.READ_WRITE)
         share.block.prepare(stream, Access.READ_WRITE)
-        assert copied.image is not None, "publish of a shut image"
-        self._copier.store(copied.image, share.block.ptr, stream)
-        seq = stream.submit()
-        uses.finish(stream, Access.WRITE, seq)
-        share.block.finish(stream, Access.WRITE, seq)
+        self._enqueue(self._copier.store, share, stream, Access.WRITE)
+
+    def _enqueue(
+        self, copy: Callable[[Image, int, Stream], None], share: Share, stream: Stream, on_image: Access
+    ) -> None:
+        """Enqueue a copy between the image and its linear buffer, in order already, and note it as a use of both."""
+        image, linear = _copied(share).image, share.block
+        assert image is not None, "a copy of a shut image"
+        used: dict[BlockLife, Access] = {self._uses(): on_image, linear: Access.WRITE}
+        try:
+            copy(image, linear.ptr, stream)
+            finish_all(used, stream, stream.submit())
+        except BaseException as error:
+            if not isinstance(error, CuglueError):
+                finish_all(used, stream, stream.submit())  # interrupted: the driver may have it
+            raise
 
     def join(self, share: Share, stream: Stream) -> None:
         """Inherited. Readers of the linear copy are not waited for: the next copy into it waits for them."""

@@ -150,7 +150,8 @@ def _ask(group: Sequence[Registration], stream: Stream, *, mapped: bool) -> None
         raise  # the driver refused, and nothing changed
     except BaseException:
         for registration in group:
-            registration._mapped = registration._unsure = True
+            registration._after(stream, mapped=True)  # whatever became of it, it is a use on this stream
+            registration._unsure = True
         raise
 
 

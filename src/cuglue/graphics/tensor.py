@@ -16,6 +16,7 @@ import numpy as np
 from ..arguments import shown, whole_of
 from ..driver.protocol import CopyKind
 from ..errors import BusyError, ClosedError, LayoutError, MapConflictError, UnsupportedError, UsageError
+from ..exchange.copies import in_flight
 from ..formats import Format, Packing, tight_geometry
 from ..layout import Layout, contiguous_strides, integers
 from ..lifecycle import leave
@@ -226,8 +227,8 @@ class Tensor:
         ends = (m.device_ptr, tight, host, self.row_stride)
         if kind is CopyKind.D2H:
             ends = (host, self.row_stride, m.device_ptr, tight)
-        m.driver.copy_2d_async(*ends, tight, self.rows, kind, m.stream.handle)
-        m.stream.synchronize()
+        with in_flight(self._memory, m.stream):
+            m.driver.copy_2d_async(*ends, tight, self.rows, kind, m.stream.handle)
 
     # --- CUDA -----------------------------------------------------------------------------------------------------
     def cuda_map(self, stream: Any = None, **options: Any) -> CudaMap | None:
