@@ -15,6 +15,7 @@ from cuglue.errors import UsageError
 
 pytestmark = pytest.mark.gpu
 N = 1 << 20
+SIZES = np.uint64(N), np.int32(1)  # as a RawKernel is told them: by their width
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_arrays_and_kernels_of_a_device_that_is_not_current(two: Any) -> None:
             for _ in range(20):
                 with two.on(device):
                     array += 1  # on CuPy's current stream there
-                rt.launch(kernel, N // 256, 256, InOut(array), N, 1)
+                rt.launch(kernel, N // 256, 256, InOut(array), *SIZES)
                 with two.on(device):
                     array += 1
             assert (rt.read(array, dtype="i4").result() == 60).all()
@@ -56,7 +57,7 @@ def test_streams_of_cupy_there(two: Any) -> None:
     with Runtime(two.there) as rt:
         with two.on(two.there), stream, two.on(two.here):
             assert cuglue.as_stream(device=two.there).handle == stream.ptr
-            rt.launch(kernel, N // 256, 256, InOut(array), N, 1)
+            rt.launch(kernel, N // 256, 256, InOut(array), *SIZES)
             got = rt.read(array, dtype="i4")
         assert (got.result() == 1).all()
         assert cuglue.as_stream(device=two.there).handle == 0
@@ -105,7 +106,7 @@ def test_another_devices_array_is_refused(two: Any) -> None:
     with two.on(two.there):
         array = cupy.zeros(16, "i4")
     with Runtime(two.here) as rt, pytest.raises(UsageError, match="device"):
-        rt.launch(cupy.RawKernel(SOURCES["increment"], "increment"), 1, 16, InOut(array), 16, 1)
+        rt.launch(cupy.RawKernel(SOURCES["increment"], "increment"), 1, 16, InOut(array), *SIZES)
 
 
 def test_both_at_work(two: Any) -> None:

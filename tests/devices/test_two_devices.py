@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,9 @@ from sample_kernels import INCREMENT, SAXPY
 import cuglue
 from cuglue import In, InOut, Out, Runtime
 from cuglue.core.device import DeviceState
-from cuglue.driver.protocol import CaptureMode, DefaultStream
+from cuglue.driver.protocol import CaptureMode, DeviceStream
 from cuglue.driver.sim import HazardError, SimDriver
-from cuglue.errors import CaptureError, CuglueError, LaunchError, UsageError
+from cuglue.errors import CaptureError, CuglueError, DriverError, UsageError
 from cuglue.exchange.owner import consumer_stream
 from cuglue.testing import Latch
 
@@ -50,10 +51,18 @@ def saxpy(rt: Runtime, stream: Any = None) -> None:
     y.close()
 
 
+@pytest.mark.parametrize("make", [cuglue.DirectCudaResource, cuglue.AsyncCudaResource, "pool"])
 @pytest.mark.parametrize("thread", [False, True], ids=["here", "in a thread"])
-@pytest.mark.parametrize("stream", DEFAULT)
-def test_a_runtime_of_a_device_that_is_not_current(two: Any, stream: int | None, thread: bool) -> None:
-    with Runtime(two.there) as rt:
+@pytest.mark.parametrize("stream", [*DEFAULT, "own"])
+def test_a_runtime_of_a_device_that_is_not_current(two: Any, stream: Any, thread: bool, make: Any) -> None:
+    with ExitStack() as stack:
+        resource = stack.enter_context(
+            closing((cuglue.AsyncCudaResource if make == "pool" else make)(two.there))
+        )
+        if make == "pool":
+            resource = stack.enter_context(closing(cuglue.PoolResource(resource)))
+        rt = stack.enter_context(Runtime(two.there, resource=resource))
+        stream = rt.stream(0) if stream == "own" else stream
         if thread:
             in_thread(lambda: saxpy(rt, stream))
         else:
@@ -63,11 +72,22 @@ def test_a_runtime_of_a_device_that_is_not_current(two: Any, stream: int | None,
 
 def test_without_the_device_in_the_handle_it_is_a_hazard(monkeypatch: pytest.MonkeyPatch) -> None:
     """The simulated device takes a plain number for a stream of the current device, as CUDA does."""
-    driver = SimDriver(devices=2)
     monkeypatch.setattr(DeviceState, "own_handle", lambda self, stream: stream)
-    with pytest.raises((HazardError, LaunchError)), Runtime(1, driver=driver) as rt:
+    driver = SimDriver(devices=2, disable=["async_memory"])
+    with pytest.raises(HazardError), Runtime(1, driver=driver) as rt:
         saxpy(rt)
     assert {hazard.kind for hazard in driver.hazards} == {"unordered access"}
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["default stream", "own stream"])
+def test_without_the_device_in_the_handle_stream_ordered_memory_is_out_of_reach(
+    monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    """Also on a stream of its own, which has its device: a copy looks at memory as the current device reaches it."""
+    monkeypatch.setattr(DeviceState, "own_handle", lambda self, stream: int(stream))
+    with pytest.raises(DriverError, match="memory of device 1"):
+        with Runtime(1, driver=SimDriver(devices=2)) as rt:
+            saxpy(rt, rt.stream(0) if own else None)
 
 
 def test_both_devices_in_turn(two: Any) -> None:
@@ -233,7 +253,7 @@ def test_a_consumers_stream_is_of_the_memorys_device(two: Any) -> None:
         buffer = rt.create(np.arange(N, dtype="i4"))
         owner = buffer.array((N,), "i4").export_owner
         for device, refused in ((two.here, False), (two.there, True)):
-            capturing = DefaultStream(2, device)
+            capturing = DeviceStream(2, device)
             driver.capture_begin(capturing, CaptureMode.THREAD_LOCAL)
             if refused:
                 with pytest.raises(CaptureError):

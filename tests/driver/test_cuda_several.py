@@ -13,7 +13,7 @@ pytest.importorskip("cupy", reason="the CUDA driver is made of CuPy")
 pytest.importorskip("cuda.bindings.driver", reason="the CUDA driver is made of cuda-bindings")
 
 from cuglue.driver.cuda import CudaDriver, calls, several
-from cuglue.driver.protocol import CaptureMode, CaptureStatus, CopyKind, DefaultStream, Driver, RegisterFlags
+from cuglue.driver.protocol import CaptureMode, CaptureStatus, CopyKind, DeviceStream, Driver, RegisterFlags
 from cuglue.testing.interpose import METHODS
 
 NUMBERS = (0, 1, 2)
@@ -88,7 +88,7 @@ def test_every_call_with_a_stream_is_here() -> None:
 @pytest.mark.parametrize("name", sorted(MADE))
 def test_a_call_on_the_default_stream_of_another_device(two: Any, name: str, number: int) -> None:
     driver, script, runtime = two
-    answer = MADE[name](driver, DefaultStream(number, 1))
+    answer = MADE[name](driver, DeviceStream(number, 1))
     alone = name == "capture_status" and number < 2
     assert script.calls or alone, "a legacy stream never captures"
     if name == "stream_destroy":
@@ -100,15 +100,27 @@ def test_a_call_on_the_default_stream_of_another_device(two: Any, name: str, num
 
 
 @pytest.mark.parametrize("name", several.BY_STREAM_ALONE)
+def test_a_call_on_a_stream_of_another_device(two: Any, name: str) -> None:
+    """Of its own: what a copy reaches is what the current device reaches."""
+    driver, script, runtime = two
+    stream = driver.stream_create(1)
+    assert type(stream) is DeviceStream
+    script.calls.clear()
+    MADE[name](driver, stream)
+    assert {call[-1] for call in script.calls} == {"on 1"}
+    assert (runtime.stack, runtime.getDevice()) == ([], 0)
+
+
+@pytest.mark.parametrize("name", several.BY_STREAM_ALONE)
 def test_what_says_no_device_and_what_is_current_costs_no_context(two: Any, name: str) -> None:
     driver, script, runtime = two
     driver._on = lambda device: pytest.fail("needless context switch")
     MADE[name](driver, 2)
     MADE[name](driver, 0x9000)
-    MADE[name](driver, DefaultStream(2, 0))
+    MADE[name](driver, DeviceStream(2, 0))
     runtime.current = 1
     script.calls.clear()
-    MADE[name](driver, DefaultStream(2, 1))
+    MADE[name](driver, DeviceStream(2, 1))
     assert {call[-1] for call in script.calls} == {"on 1"}
 
 
@@ -126,7 +138,7 @@ def test_the_device_is_as_before_after_a_failure(two: Any, name: str) -> None:
     for function in ("streamBeginCapture", "streamEndCapture", "graphUpload", "graphLaunch"):
         script.answers[function] = gone
     with pytest.raises(KeyError):
-        MADE[name](driver, DefaultStream(2, 1))
+        MADE[name](driver, DeviceStream(2, 1))
     assert (runtime.stack, runtime.getDevice()) == ([], 0)
 
 

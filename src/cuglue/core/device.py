@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import shown
-from ..driver.protocol import LEGACY_STREAM, PER_THREAD_STREAM, DefaultStream, Driver
+from ..driver.protocol import LEGACY_STREAM, DeviceStream, Driver
 from ..errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,11 +54,8 @@ class DeviceState:
         self._alone = driver.device_count() == 1
 
     def own_handle(self, stream: int) -> int:
-        """The handle by which the driver is told of ``stream``, whichever device is current then.
-
-        The default streams of all devices have the same numbers: where there are several, they say whose they are.
-        """
-        return stream if self._alone or stream > PER_THREAD_STREAM else DefaultStream(stream, self.device)
+        """The handle by which the driver is told of ``stream``, whichever device is current then: see DeviceStream."""
+        return stream if self._alone else DeviceStream(stream, self.device)
 
     @property
     def capturing(self) -> bool:

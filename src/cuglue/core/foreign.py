@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from ..arguments import shown, whole
-from ..driver.protocol import LEGACY_STREAM, PER_THREAD_STREAM, DefaultStream
+from ..driver.protocol import LEGACY_STREAM, PER_THREAD_STREAM, DeviceStream
 from ..errors import StreamMisuse, UsageError
 
 if TYPE_CHECKING:
@@ -82,7 +82,9 @@ def interface_number(stream: Stream) -> int | None:
     Where that is another, this blocks the host until the work is done, and the answer is None.
     """
     handle = stream.handle
-    if type(handle) is DefaultStream and stream.driver.device_current() != handle.device:
-        stream.synchronize()
-        return None
+    if type(handle) is DeviceStream:
+        if handle <= PER_THREAD_STREAM and stream.driver.device_current() != handle.device:
+            stream.synchronize()
+            return None
+        handle = int(handle)
     return handle or LEGACY_STREAM

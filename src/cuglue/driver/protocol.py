@@ -10,7 +10,8 @@ Conventions for every method
       bytes. Handle 0 of a stream is the legacy default stream, 1 the same by its own name, 2 the per-thread one.
     * These three are the same numbers on every device. They mean the streams of the device that the call names or
       that its event, kernel, semaphore or graphics resource belongs to; in any other call of the device that the
-      handle says (:class:`DefaultStream`), and of the current one where it says none.
+      handle says (:class:`DeviceStream`), and of the current one where it says none. Copies on a stream of one's own
+      are refused, too, where the current device does not reach the memory.
     * A method named ``*_async`` or taking ``stream`` only enqueues, unless its docstring says that it blocks.
     * A refused call raises :class:`~cuglue.errors.DriverError` (``LaunchError`` for a launch, ``DevicePoisoned`` for
       a sticky fault) and leaves the driver as it was. The current device and context are as before after each call.
@@ -28,12 +29,12 @@ LEGACY_STREAM = 1
 PER_THREAD_STREAM = 2
 
 
-class DefaultStream(int):
-    """Handle of a default stream (0, 1 or 2) that says whose it is. Needed where there are several devices only."""
+class DeviceStream(int):
+    """Handle of a stream that says its device. Needed where there are several only."""
 
     device: int
 
-    def __new__(cls, handle: int, device: int) -> DefaultStream:
+    def __new__(cls, handle: int, device: int) -> DeviceStream:
         self = super().__new__(cls, handle)
         self.device = device
         return self
@@ -291,7 +292,7 @@ class Driver(Protocol):
         """The array library's current stream of this thread as its own object (has ``.ptr``), or an int handle."""
 
     def stream_create(self, device: int) -> int:
-        """Make a non-blocking stream."""
+        """Make a non-blocking stream; where there are several devices, the handle says its own."""
 
     def stream_destroy(self, stream: int) -> None:
         """Destroy it; queued work still runs. The handle may be given out again at once."""

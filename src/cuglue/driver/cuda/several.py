@@ -1,7 +1,8 @@
-"""What calls on a default stream need where there are several devices, and the choice of the driver.
+"""What calls on a stream need where there are several devices, and the choice of the driver.
 
-Owns the one rule: a call on a default stream that says its device runs while that device is current, because CUDA takes
-the handle for a stream of the current one. Must not know what any call does. With one device none of this is there.
+Owns the one rule: a call on a stream that says its device runs while that device is current. CUDA takes a default
+stream for one of the current device, and on any stream refuses to copy memory that the current device does not reach
+(stream-ordered and virtual memory). Must not know what any call does. With one device none of this is there.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from functools import wraps
 from inspect import signature
 from typing import Any
 
-from ..protocol import DefaultStream
+from ..protocol import DeviceStream
 from . import CudaDriver
 from .calls import call_runtime, runtime
 
@@ -40,7 +41,7 @@ def _on_device_of_stream(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def call(self: CudaDriver, *args: Any, **named: Any) -> Any:
         stream = named["stream"] if "stream" in named else args[place]
-        if isinstance(stream, DefaultStream) and self._elsewhere(stream.device):
+        if isinstance(stream, DeviceStream) and self._elsewhere(stream.device):
             with self._on(stream.device):
                 return method(self, *args, **named)
         return method(self, *args, **named)
@@ -50,6 +51,10 @@ def _on_device_of_stream(method: Callable[..., Any]) -> Callable[..., Any]:
 
 class SeveralDevices(CudaDriver):
     """The CUDA driver of a machine with several devices."""
+
+    def stream_create(self, device: int) -> DeviceStream:
+        """Inherited."""
+        return DeviceStream(super().stream_create(device), device)
 
 
 for _name in BY_STREAM_ALONE:

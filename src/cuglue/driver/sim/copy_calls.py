@@ -20,6 +20,8 @@ from .ranges import Range, linear, pitched
 from .state import Touch, driver_call
 
 Rows = Callable[[], Bytes]
+#: Memory that other devices do not reach without being told so.
+_OF_ONE_DEVICE = ("malloc_async", "vmm")
 
 
 class CopyCalls(Core):
@@ -78,6 +80,7 @@ class CopyCalls(Core):
             return
         read, reads = self._side(src, source, Access.READ, kind is CopyKind.H2D, call)
         write, writes = self._side(dst, to, Access.WRITE, kind is CopyKind.D2H, call)
+        self._reached([*reads, *writes], self._device_of(stream), call)
         if not reads and queue.capture is None:
             early = read().copy()
             read = lambda: early  # noqa: E731 - the same shape of function as the other case
@@ -87,6 +90,18 @@ class CopyCalls(Core):
             write().reshape(shape)[...] = read().reshape(shape)
 
         self._submit(queue, call, run, [*reads, *writes])
+
+    def _reached(self, touches: list[Touch], device: int, call: str) -> None:
+        """Refuse what the device of the call does not reach: stream-ordered and virtual memory of another."""
+        for allocation, _, _ in touches:
+            if allocation.kind in _OF_ONE_DEVICE and allocation.device != device:
+                raise codes.refused(
+                    codes.INVALID_VALUE,
+                    call,
+                    f"memory of device {allocation.device}",
+                    got=f"a call on device {device}",
+                    expected="that device current, or a stream that says it",
+                )
 
     def _side(
         self, ptr: int, range: Range, access: Access, host: bool, call: str

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from ...errors import DriverError
-from ..protocol import Access, CaptureMode, DefaultStream
+from ..protocol import Access, CaptureMode, DeviceStream
 from . import codes
 from .capture import Capture
 from .hazards import DeviceHangs, Operation, Site, call_site
@@ -32,7 +32,7 @@ def _nothing() -> None:
     """What a wait does when it runs."""
 
 
-def _of_another(call: str, own: int | None, device: int) -> DriverError:
+def _of_another(call: str, own: int, device: int | None) -> DriverError:
     return codes.refused(
         codes.INVALID_RESOURCE_HANDLE, call, f"stream of device {own}", expected=f"device {device}"
     )
@@ -47,13 +47,11 @@ class Core(State):
 
         0, 1 and 2 are the default ones of ``device``, else of the device that the handle says, else of the current one.
         """
+        if isinstance(handle, DeviceStream) and device not in (None, handle.device):
+            raise _of_another(call, handle.device, device)
         if handle in (0, 1, 2):
-            said = handle.device if isinstance(handle, DefaultStream) else device
-            if device is None:
-                device = self._current.device if said is None else said
-            elif said != device:
-                raise _of_another(call, said, device)
-            return self._default_queue(self._device(device, call), handle)
+            own = self._device(self._device_of(handle) if device is None else device, call)
+            return self._default_queue(own, handle)
         queue = self._streams.get(handle)
         if queue is None:
             raise codes.refused(codes.INVALID_RESOURCE_HANDLE, call, "stream", got=f"{handle:#x}")
@@ -62,6 +60,10 @@ class Core(State):
         if self._devices[queue.device].fault is not None:
             self._device(queue.device, call)
         return queue
+
+    def _device_of(self, handle: int) -> int:
+        """The device of a call that takes nothing but a stream: that which the handle says, else the current one."""
+        return handle.device if isinstance(handle, DeviceStream) else self._current.device
 
     def _default_queue(self, device: Device, handle: int) -> Queue:
         if handle == 2:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ..protocol import CaptureStatus
+from ..protocol import CaptureStatus, DeviceStream
 from . import codes
 from .core import Core
 from .hazards import call_site
@@ -39,7 +39,7 @@ class StreamCalls(Core):
         own = self._device(device, "stream_create")
         handle = self._streams.reserve()
         self._streams.put(handle, self._new_queue(handle, own))
-        return handle
+        return handle if len(self._devices) == 1 else DeviceStream(handle, device)
 
     @driver_call
     def stream_destroy(self, stream: int) -> None:

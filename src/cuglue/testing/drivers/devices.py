@@ -17,7 +17,7 @@ from ...driver.protocol import (
     CaptureMode,
     CaptureStatus,
     CopyKind,
-    DefaultStream,
+    DeviceStream,
     Span,
     TexelKind,
 )
@@ -46,7 +46,7 @@ class DeviceTests(DriverCase):
     def elsewhere(self, number: int) -> Iterator[tuple[int, int]]:
         """``(handle, memory)`` of the device under test; the current one's stream of that number is held."""
         driver, here = self.driver, self.driver.device_current()
-        handle, memory = DefaultStream(number, self.device), self.memory()
+        handle, memory = DeviceStream(number, self.device), self.memory()
         driver.fill_async(memory, 0, N, handle)
         driver.device_synchronize(self.device)
         with Latch(number, driver=driver, device=here):
@@ -155,7 +155,7 @@ class DeviceTests(DriverCase):
             return
         driver, held, before, after = self.driver, self.stream(), self.event(), self.event()
         for number in DEFAULT_STREAMS:
-            handle = DefaultStream(number, self.device)
+            handle = DeviceStream(number, self.device)
             with Latch(held, driver=driver, device=self.device):
                 driver.event_record(before, held)
                 driver.stream_wait_event(handle, before)
@@ -185,7 +185,7 @@ class DeviceTests(DriverCase):
         if not self.can.graphs or self.device == self.driver.device_current():
             return
         driver, target = self.driver, self.memory()
-        handle = DefaultStream(PER_THREAD_STREAM, self.device)
+        handle = DeviceStream(PER_THREAD_STREAM, self.device)
         driver.capture_begin(handle, CaptureMode.THREAD_LOCAL)
         assert driver.capture_status(handle) is CaptureStatus.ACTIVE
         assert driver.capture_status(PER_THREAD_STREAM) is CaptureStatus.NONE
