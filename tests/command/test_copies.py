@@ -31,6 +31,7 @@ from cuglue.driver.sim import SimDriver
 from cuglue.driver.sim.hazards import HazardError
 from cuglue.errors import (
     CaptureError,
+    ClosedError,
     DevicePoisoned,
     DriverError,
     LayoutError,
@@ -248,6 +249,21 @@ def test_C21_an_error_at_the_kth_copy_waits_for_the_copies_before_it(
     assert calls.count("copy_async") == k
     assert calls.count("stream_synchronize") == 1
     assert [list(rt.read(b, dtype="i4").result()) for b in buffers] == [[i] * 4 for i in range(3)]
+
+
+def test_a_read_of_all_leaves_out_what_is_no_whole_element(rt: Runtime, calls: Calls) -> None:
+    x = rt.create(bytes(range(11)))
+    calls.clear()
+    found = rt.read(x, dtype="<u4").result()
+    assert (found.tolist(), found.dtype.str) == ([0x03020100, 0x07060504], "<u4")
+    assert [call.args[2] for call in calls.of("copy_async")] == [8]
+    calls.clear()
+    for empty in (x.part(0, 11), x.part(0, 9), rt.empty(0), rt.buffer(0)):
+        assert rt.read(empty, dtype="<u4").result().shape == (0,)
+    assert calls.of("copy_async") == []
+    x.close()
+    with pytest.raises(ClosedError):
+        rt.read(x)
 
 
 @pytest.mark.parametrize(("code", "error"), [(700, DevicePoisoned), (1, DriverError)])

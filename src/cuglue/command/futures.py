@@ -33,12 +33,12 @@ class Future(Generic[T]):
 
     Args:
         event: completes when the result is there.
-        value: makes the result, once, after ``event``.
+        value: makes the result, once, after ``event``; None: :meth:`_make` does.
     """
 
     __slots__ = ("__weakref__", "_callbacks", "_error", "_event", "_lock", "_result", "_state", "_value")
 
-    def __init__(self, event: Event, value: Callable[[], T]) -> None:
+    def __init__(self, event: Event, value: Callable[[], T] | None) -> None:
         self._event: Event | None = event
         self._state = event.stream.state
         self._value: Callable[[], T] | None = value
@@ -145,10 +145,9 @@ class Future(Generic[T]):
         with self._lock:
             if self._event is None:
                 return
-            value = self._value
-            if error is None and value is not None:
+            if error is None:
                 try:
-                    self._result = value()
+                    self._result = self._make()
                 except Exception as failed:  # noqa: BLE001 - it is the result
                     error = failed
             if error is not None:
@@ -158,6 +157,10 @@ class Future(Generic[T]):
             callbacks, self._callbacks = self._callbacks, []
         for function in callbacks:
             _call(function, self)
+
+    def _make(self) -> T:
+        """The result, once the device is done. Called again if it was interrupted."""
+        return self._value()  # type: ignore[misc] # it goes when the result is there
 
     def __repr__(self) -> str:
         state = "pending" if self._event is not None else "failed" if self._error is not None else "done"

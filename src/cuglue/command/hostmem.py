@@ -61,17 +61,20 @@ class PinnedMemory:
 
     __slots__ = ()
     pool: HostPool | None = None
+    capacity = 0
 
     def __del__(self) -> None:
         if self.pool is not None:
-            self.pool.give(ctypes.sizeof(self), ctypes.addressof(self))  # type: ignore[arg-type] # an array
+            self.pool.give(self.capacity, ctypes.addressof(self))  # type: ignore[arg-type] # an array
 
 
 @cache
 def _pinned(capacity: int) -> Any:
     """The type of pinned allocations of so many bytes."""
     plain = ctypes.c_ubyte * capacity
-    return types.new_class("PinnedMemory", (PinnedMemory, plain))
+    made: Any = types.new_class("PinnedMemory", (PinnedMemory, plain))
+    made.capacity = capacity
+    return made
 
 
 class HostPool:
@@ -100,21 +103,29 @@ class HostPool:
         """
         if type(nbytes) is not int or nbytes < 0:
             nbytes = whole_of("host buffer", nbytes, expected="a size in bytes, 0 or more", error=LayoutError)
-        capacity = capacity_of(nbytes)
+        memory, ptr = self.memory(nbytes, grow, reclaim)
+        made: HostBuffer = HostBuffer(nbytes, _BYTES, memory)
+        made._ptr = ptr
+        return made
+
+    def memory(
+        self, nbytes: int, grow: bool = True, reclaim: Callable[[], None] | None = None
+    ) -> tuple[Any, int]:
+        """:meth:`take` without an array: ``(what keeps the bytes and is a buffer of them, address)``."""
+        capacity = _SMALLEST if nbytes <= _SMALLEST else capacity_of(nbytes)
         ptr = nbytes and (self._take_idle(capacity) or self._pinned(capacity, grow, reclaim))
         if not ptr:
-            return _ordinary(nbytes)
+            ordinary = _ordinary(nbytes)
+            return ordinary, address_of(ordinary)
         try:
             memory = _pinned(capacity).from_address(ptr)
             memory.pool = self
         except BaseException:  # interrupted
             self.returned += ((capacity, ptr),)
             raise
-        made: HostBuffer = HostBuffer(nbytes, _BYTES, memory)
-        made._ptr = ptr
         if self.simulated:
-            self.note_use(made)
-        return made
+            self._state.driver.host_view(ptr, nbytes, True)
+        return memory, ptr
 
     def note_use(self, buffer: npt.NDArray[Any]) -> None:
         """Tell the driver that the host uses pinned bytes from now on; the simulated one judges whether it may."""

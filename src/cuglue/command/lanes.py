@@ -90,7 +90,10 @@ class Lanes:
         return found if found is not None else self._add(record)
 
     def _record(self, stream: object) -> Stream:
-        record = as_stream(stream, device=self._place.device, driver=self._place.driver)
+        if type(stream) is Stream and stream.state is self._state:
+            record = stream
+        else:
+            record = as_stream(stream, device=self._place.device, driver=self._place.driver)
         if record.thread is not None:
             check_thread(record)
         return record

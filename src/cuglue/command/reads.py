@@ -6,15 +6,18 @@ know commands or kernels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..core.event import Event
+from ..driver.protocol import CaptureStatus
 from ..errors import CuglueError, DevicePoisoned, LayoutError
-from ..layout import CopyShape
+from ..layout import CopyShape, linear
+from .buffers import Buffer
 from .copies import DOWN, checked_operand, transfer
 from .descriptors import CopyDescriptor, descriptor_of
 from .futures import Future
@@ -28,6 +31,7 @@ from .slab import Slab
 from .staging import Source
 
 _BYTES = np.dtype(np.uint8)
+_NO_CAPTURE = CaptureStatus.NONE
 
 
 def write_to_cpu(lane: Lane, descriptor: CopyDescriptor, data: Any, progress: Report | None = None) -> None:
@@ -109,31 +113,64 @@ def read_async(
         LayoutError, StorageHandleNotFound, DriverError: of the first copy that fails. Copies already queued are waited
             for before their memory goes back.
     """
-    lane.stream.refuse_capture("read")
     single = not isinstance(descriptors, (list, tuple))
     asked: Sequence[Any] = [descriptors] if single else descriptors  # type: ignore[assignment] # just asked
-    listed = [d if type(d) is CopyDescriptor else descriptor_of("read", d) for d in asked]
     told: Progress | None = None
     if progress is not None:
-        told = Progress(progress, sum(descriptor.nbytes for descriptor in listed), lane.failures)
-    landing = _Landing(lane, single)  # keeps what the device may write, however this ends
+        total = sum(descriptor_of("read", descriptor).nbytes for descriptor in asked)
+        told = Progress(progress, total, lane.failures)
+    return _read(lane, single, map(_piece, repeat(lane), asked), told)
+
+
+def read_buffer(lane: Lane, buffer: Buffer, dtype: np.dtype[Any]) -> Future[HostBuffer]:
+    """:func:`read_async` of all of a buffer, as one axis of elements; bytes behind the last one are left out."""
+    count = buffer.nbytes // dtype.itemsize
+    nbytes = count * dtype.itemsize
+    operand = buffer.__cuglue_operand__(lane.place) if nbytes else None
+    return _read(lane, True, [(buffer, operand, linear(nbytes), nbytes, (count,), dtype)], None)
+
+
+#: What is read: the array, its memory, what moves, how many bytes that are, and the shape and type of the result.
+_Piece = tuple[Any, Operand | None, CopyShape | None, int, tuple[int, ...], np.dtype[Any]]
+
+
+def _piece(lane: Lane, descriptor: Any) -> _Piece:
+    """What a descriptor says, checked."""
+    if type(descriptor) is not CopyDescriptor:
+        descriptor = descriptor_of("read", descriptor)
+    nbytes, dtype = descriptor.nbytes, descriptor.dtype
+    operand = moved = None
+    if nbytes:
+        operand, moved = checked_operand(lane, descriptor), descriptor.copy_shape
+    shape = (nbytes,) if dtype is None else descriptor.shape
+    return descriptor.buffer, operand, moved, nbytes, shape, dtype or _BYTES
+
+
+def _read(lane: Lane, single: bool, pieces: Iterable[_Piece], told: Progress | None) -> Reading:
+    """Enqueue the copies of a read."""
+    stream = lane.stream
+    if not lane.named or stream.driver.capture_status(stream.handle) is not _NO_CAPTURE:
+        stream.refuse_capture("read")
+    reading = Reading(lane, single)  # keeps what the device may write, however this ends
     done = 0
     try:
-        for descriptor in listed:
-            operand = checked_operand(lane, descriptor) if descriptor.nbytes else None
-            buffer = lane.take_host(descriptor.nbytes)
-            landing.results.append(_shaped(buffer, descriptor))
-            if operand is not None:
-                host = address_of(buffer)
-                _receive(lane, descriptor.buffer, operand, descriptor.copy_shape, host, told, done)
-                done += descriptor.nbytes
-        event = Event(lane.stream)  # that the stream captures nothing was asked above
+        for array, operand, moved, nbytes, shape, dtype in pieces:
+            memory, host = lane.host_memory(nbytes)
+            reading.results.append(HostBuffer(shape, dtype, memory))
+            if operand is None or moved is None:
+                continue  # no bytes
+            if told is None:
+                transfer(lane, array, operand, moved, host, DOWN)
+            else:
+                _receive(lane, array, operand, moved, host, told, done)
+                done += nbytes
+        reading.begin(Event(stream))  # that the stream captures nothing was asked above
     except CuglueError:
-        landing.wait()
+        reading.wait()
         raise
     if lane.drops.due:
         lane.settle()
-    return Future(event, landing)
+    return reading
 
 
 def _receive_aside(
@@ -163,10 +200,10 @@ def _receive(
         told.reach_after(lane.stream.record(), before + chunk.source + chunk.shape.nbytes)
 
 
-class _Landing:
-    """The host buffers of a read, until their bytes are there.
+class Reading(Future[Any]):
+    """The future of a read, which keeps the host buffers until their bytes are there.
 
-    A future that is dropped before drops this, too: then the buffers wait in the lane's drop queue for the device.
+    One that is dropped before gives them to the lane's drop queue, where they wait for the device.
     """
 
     __slots__ = ("_lane", "_single", "results")
@@ -177,8 +214,12 @@ class _Landing:
         self._single = single
         self.results = []
 
-    def __call__(self) -> Any:
-        """The result, once the device is done."""
+    def begin(self, event: Event) -> None:
+        """All copies are queued; ``event`` comes after them."""
+        super().__init__(event, None)
+
+    def _make(self) -> Any:
+        """Inherited."""
         results = self.results
         if self._lane.host.simulated:
             for result in results:
@@ -198,10 +239,3 @@ class _Landing:
     def __del__(self) -> None:
         for result in getattr(self, "results", ()):  # none if its making was interrupted
             self._lane.drops.push(result, result.nbytes)  # in a finaliser: appends, and nothing else
-
-
-def _shaped(buffer: HostBuffer, descriptor: CopyDescriptor) -> HostBuffer:
-    """The bytes as the descriptor's array, if it names a dtype."""
-    if descriptor.dtype is None or (descriptor.dtype is _BYTES and len(descriptor.shape) == 1):
-        return buffer
-    return HostBuffer(descriptor.shape, descriptor.dtype, buffer)

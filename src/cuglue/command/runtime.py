@@ -28,7 +28,6 @@ from . import reads
 from .buffers import Buffer
 from .capture import Capture
 from .command import Command
-from .descriptors import CopyDescriptor
 from .futures import Future
 from .hostmem import HostBuffer
 from .kernels import KernelContext
@@ -160,14 +159,14 @@ class Runtime(Owned):
             LayoutError: it does not fit the buffer.
             CaptureError: the stream captures a graph.
         """
-        self._check_open()
-        item = element(dtype)
+        if self._owned_state is not _OPEN:
+            self._check_open()
+        item, lane = element(dtype), self._lanes.lane(stream)
+        if shape is None and progress is None and type(buffer) is Buffer:
+            return reads.read_buffer(lane, buffer, item)
         if shape is None:
-            whole = buffer if isinstance(buffer, Buffer) else operand_of(buffer, self._place)
-            descriptor = CopyDescriptor.contiguous(buffer, (whole.nbytes // item.itemsize,), item)
-        else:
-            descriptor = Buffer.descriptor(buffer, shape, item)
-        future = reads.read_async(self._lanes.lane(stream), descriptor, progress)
+            shape = operand_of(buffer, self._place).nbytes // item.itemsize
+        future = reads.read_async(lane, Buffer.descriptor(buffer, shape, item), progress)
         return future  # type: ignore[return-value] # one descriptor, one buffer
 
     @property

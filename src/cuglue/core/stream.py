@@ -219,7 +219,7 @@ class Stream:
     def synchronize(self) -> None:
         """Block the host until everything queued here is done; raises the fault that this reveals."""
         seq = self.asked = self.seq
-        if self.nameable():
+        if (self.thread is None and self.owner is not None) or self.nameable():
             if self.driver.capture_status(self.handle) is not _NO_CAPTURE:
                 self.refuse_capture("synchronize")
             self.driver.stream_synchronize(self.handle)
