@@ -45,7 +45,7 @@ CALLS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 #: What was waited for and what was used: an assignment to one of these is a stamp.
-STAMPS = ("synced", "completed", "reads", "write_seq", "write_stream")
+STAMPS = ("synced", "completed", "reads", "write_seq", "write_stream", "until")
 #: How many still use something.
 COUNTS = ("pins", "maps", "writers", "readers", "refs", "refcount")
 #: Lists of what has to happen later, or of who has to be waited for: an append to one of these is a registration.

@@ -69,6 +69,9 @@ class Case:
         with self.rt.command(In(self.x), stream=self.own) as cmd:
             cmd.write_to_cpu(self.x.descriptor(4 * N), bytearray(4 * N))
 
+    def write_to_array(self) -> None:
+        self.rt.command(stream=self.own).write_to_cpu(self.x.descriptor(4 * N), np.zeros(4 * N, "u1"))
+
     def write_to_pinned(self) -> None:
         into = self.rt.command(stream=self.own).reserve_cpu(4 * N)
         self.rt.command(stream=self.own).write_to_cpu(self.x.descriptor(4 * N), into)
@@ -114,6 +117,7 @@ OPERATIONS: list[Callable[[Case], None]] = [
     Case.read,
     Case.read_and_drop,
     Case.write_to_cpu,
+    Case.write_to_array,
     Case.write_to_pinned,
     Case.create,
     Case.clean_up,
@@ -146,7 +150,12 @@ def test_nor_does_one_in_a_transfer_by_pieces(
 @pytest.mark.parametrize("apart", [False, True], ids=["its own stream", "another stream"])
 @pytest.mark.parametrize(
     ("operation", "call"),
-    [(Case.launch, "kernel_launch"), (Case.write_alone, "copy_async"), (Case.replay, "graph_launch")],
+    [
+        (Case.launch, "kernel_launch"),
+        (Case.write_alone, "copy_async"),
+        (Case.write_to_array, "copy_async"),
+        (Case.replay, "graph_launch"),
+    ],
 )
 def test_work_that_the_driver_got_before_the_interrupt_is_waited_for(
     operation: Callable[[Case], None], call: str, apart: bool, sim: SimDriver, monkeypatch: pytest.MonkeyPatch

@@ -282,16 +282,30 @@ def test_work_elsewhere_comes_after_a_short_write_and_before_the_next(rt: Runtim
 
 
 def test_a_write_elsewhere_comes_after_a_short_read(
-    rt: Runtime, cmd: Command, x: Buffer, calls: Calls
+    rt: Runtime, cmd: Command, x: Buffer, calls: Calls, ways: list[bool]
 ) -> None:
     """And a write here need not wait for the read here, nor one elsewhere for a read before the last write."""
-    cmd.write_to_cpu(x.descriptor(N), np.zeros(N, "u1"))
-    calls.clear()
-    cmd.write_to_gpu(x.descriptor(N), np.zeros(N, "u1"))
-    assert calls.count("stream_wait_event") == 0
-    assert x.block.reads is None
-    cmd.write_to_cpu(x.descriptor(N), np.zeros(N, "u1"))
-    assert x.block.reads == {rt.stream(0): rt.stream(0).seq}
+    stream = rt.stream(0)
+    for _ in range(2):
+        before = stream.seq
+        cmd.write_to_cpu(x.descriptor(N), np.zeros(N, "u1"))
+        assert x.block.reads == {stream: before + 1}
+        calls.clear()
+        cmd.write_to_gpu(x.descriptor(N), np.zeros(N, "u1"))
+        assert calls.count("stream_wait_event") == 0
+        assert (x.block.reads, x.block.write_seq) == (None, before + 2)
+    assert ways == [True] * 4
+
+
+def test_a_read_elsewhere_comes_after_a_short_write(
+    rt: Runtime, cmd: Command, x: Buffer, ways: list[bool]
+) -> None:
+    other, target = rt.command(stream=rt.stream(1)), np.zeros(N, "u1")
+    for turn in range(1, 4):
+        cmd.write_to_gpu(x.descriptor(N), np.full(N, turn, "u1"))
+        other.write_to_cpu(x.descriptor(N), target)
+        assert set(target.tolist()) == {turn}
+    assert ways == [True, False, False, False, False, False]
 
 
 # --- the slab -------------------------------------------------------------------------------------------------------
