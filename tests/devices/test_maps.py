@@ -30,6 +30,15 @@ def device_bytes(m: Any) -> np.ndarray[Any, Any]:
     return np.asarray(m.numpy()).view(np.uint8).reshape(-1)
 
 
+def on_host(two: Any, array: Any) -> np.ndarray[Any, Any]:
+    """An array of ``handle.read()``."""
+    if two.driver.name == "sim":
+        return np.asarray(array)
+    with two.on(two.there):
+        found: np.ndarray[Any, Any] = array.get()
+    return found
+
+
 def test_a_buffer(two: Any, context: Any) -> None:
     name = make_buffer(4 * 64)
     data = np.arange(64, dtype="i4")
@@ -46,8 +55,12 @@ def test_a_buffer(two: Any, context: Any) -> None:
         with handle.map() as m:
             np.testing.assert_array_equal(device_bytes(m), data.view("u1"))
         read = handle.read()
-        host = np.asarray(read) if two.driver.name == "sim" else read.get()
-        np.testing.assert_array_equal(host.reshape(-1), data.view("u1"))
+        assert two.driver.name == "sim" or read.device.id == two.there
+        np.testing.assert_array_equal(on_host(two, read).reshape(-1), data.view("u1"))
+        with two.on(two.there):
+            more = read + 1
+        handle.write(more)
+        np.testing.assert_array_equal(on_host(two, handle.read()).reshape(-1), data.view("u1") + np.uint8(1))
 
 
 @pytest.mark.parametrize("side", [8, 512], ids=["driver's copy", "our kernels"])
@@ -63,7 +76,10 @@ def test_an_image(two: Any, context: Any, side: int) -> None:
             pixels[0] = count
             with handle.map(stream) as m:
                 np.testing.assert_array_equal(m.numpy(), pixels)
-        np.testing.assert_array_equal(download(name, pixels.shape[1], pixels.shape[0]), pixels)
+        np.testing.assert_array_equal(download(name, side, side), pixels)
+        handle.write(pixels[::-1].copy(), flip=True)
+        np.testing.assert_array_equal(on_host(two, handle.read(flip=True)), pixels[::-1])
+        np.testing.assert_array_equal(download(name, side, side), pixels)
 
 
 def test_several_at_once(two: Any, context: Any) -> None:

@@ -51,11 +51,11 @@ class DeviceState:
         # Held from the first wait to the stamp of an operation: two threads on one block must not interleave there.
         self.ordering = threading.RLock()
         self._spare: deque[int] = deque()  # events; appended by finalisers, so a deque and no lock
-        self._alone = driver.device_count() == 1
+        self.alone = driver.device_count() == 1  # no call has to say whose stream it means
 
     def own_handle(self, stream: int) -> int:
         """The handle by which the driver is told of ``stream``, whichever device is current then: see DeviceStream."""
-        return stream if self._alone else DeviceStream(stream, self.device)
+        return stream if self.alone else DeviceStream(stream, self.device)
 
     @property
     def capturing(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,7 +86,8 @@ def take(m: CudaMap, *, flip: bool) -> Any:
         array = m.numpy()
         return array[::-1].copy() if flip else array
     view = m.cupy()
-    copy = (view[::-1] if flip else view).copy()
+    with _device_of(m, view):
+        copy = (view[::-1] if flip else view).copy()
     del view
     # The copy ran on CuPy's current stream.
     m.stream.join(as_stream(None, device=m.device, driver=m.driver))
@@ -117,9 +118,16 @@ def fill(m: CudaMap, array: Any, *, flip: bool) -> None:
         np.asarray(m)[...] = source[::-1] if flip else source
         return
     target = m.cupy()
-    if isinstance(array, np.ndarray):
-        target.set(np.ascontiguousarray(array[::-1] if flip else array))
-        return
-    # CuPy made ``target``, in order on its current stream, which waits for the map's, where ``array`` is ready.
-    source = sys.modules["cupy"].asarray(array)
-    target[...] = source[::-1] if flip else source
+    with _device_of(m, target):
+        if isinstance(array, np.ndarray):
+            target.set(np.ascontiguousarray(array[::-1] if flip else array))
+            return
+        # CuPy made ``target``, in order on its current stream, which waits for the map's, where ``array`` is ready.
+        source = sys.modules["cupy"].asarray(array)
+        target[...] = source[::-1] if flip else source
+
+
+def _device_of(m: CudaMap, array: Any) -> AbstractContextManager[object]:
+    """Under this CuPy works on the device of ``array``, a view of the map: it makes its copies on the current one."""
+    found: AbstractContextManager[object] = nullcontext() if m.stream.state.alone else array.device
+    return found
