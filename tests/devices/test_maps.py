@@ -13,6 +13,7 @@ from sample_kernels import INCREMENT
 
 import cuglue
 from cuglue import InOut, Runtime
+from cuglue.errors import UsageError
 from cuglue.graphics.glcontext import headless
 
 pytestmark = pytest.mark.gl
@@ -94,3 +95,27 @@ def test_several_at_once(two: Any, context: Any) -> None:
             assert all((device_bytes(m) == number).all() for m in maps)
     for handle in handles:
         handle.close()
+
+
+def test_parts_say_their_device(two: Any, context: Any) -> None:
+    """Who takes a registration maps it on the device that it was made for."""
+    name = make_buffer(256)
+    for wrong in {two.here} - {two.there}:
+        parts = cuglue.register_buffer(name, device=two.there).into_client_parts()
+        tensor = cuglue.Tensor((16, 16), "R8")
+        for take in (cuglue.CudaHandle.from_client_parts, tensor.attach):
+            with pytest.raises(UsageError, match=f"device {two.there}.*device={wrong}"):
+                take(parts, device=wrong)
+        assert not parts.transferred
+        parts.close()
+        tensor.close()
+    parts = cuglue.register_buffer(name, device=two.there).into_client_parts()
+    with cuglue.CudaHandle.from_client_parts(parts) as handle:
+        assert handle.device == two.there
+        for number in (1, 2):
+            with handle.map_mut() as m:
+                m.driver.fill_async(m.device_ptr, number, 256, m.stream.handle)
+                m.stream.submit()
+            with handle.map() as m:
+                assert (device_bytes(m) == number).all()
+    parts.close()

@@ -117,4 +117,5 @@ def parts_of(life: Life) -> CudaClientParts:
         unregister_fn=ops.unregister,
         channel=CountedChannel(),
         post=backing.post,
+        device=backing.state.device,
     )

@@ -247,13 +247,13 @@ class HandleMakers:
 
     @classmethod
     def from_client_parts(
-        cls, parts: CudaClientParts, *, device: int = 0, driver: Driver | None = None
+        cls, parts: CudaClientParts, *, device: int | None = None, driver: Driver | None = None
     ) -> Self:
         """A handle that takes a registration which another one, or another library, gave away.
 
         Args:
             parts: their functions are retained, and released when the handle is closed.
-            device: ordinal of the CUDA device.
+            device: ordinal of the CUDA device; None: the one that the parts say, else the first.
             driver: None takes the current one.
 
         Ordering: calls nothing but ``retain``. Ownership: the handle ends the registration; the caller's own count is
@@ -261,10 +261,11 @@ class HandleMakers:
 
         Raises:
             AlreadyTransferredError: somebody has them already.
-            UsageError, LayoutError: something is missing; nothing was taken.
+            UsageError, LayoutError: something is missing, or they are of another device; nothing was taken.
         """
         if not isinstance(parts, CudaClientParts):
             raise UsageError("client parts", got=shown(parts), expected="CudaClientParts")
+        device = parts.device_for(device)
         parts.take()
         return cls.from_gl(parts.resource, parts.size, TakenOps(parts), device=device, driver=driver)
 

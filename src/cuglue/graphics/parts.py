@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from ..arguments import shown
 from ..errors import AlreadyTransferredError, LayoutError, UsageError
 from ..exchange.tokens import call_site
 from ..lifecycle import Owned
@@ -48,6 +49,7 @@ class CudaClientParts(Owned):
         map_fn: gives ``(address, bytes)``, or None where it cannot be mapped; for use on any stream.
         unmap_fn: gives it back; all streams of the device are waited for on the GPU.
         unregister_fn: ends the registration.
+        device: ordinal of the CUDA device that the buffer is registered with; None: the giver does not say.
 
     Ownership: close it, also after it was taken.
     """
@@ -62,11 +64,12 @@ class CudaClientParts(Owned):
         unregister_fn: EndFunction,
         channel: Channel,
         post: Callable[[Callable[[], object]], None] | None = None,
+        device: int | None = None,
     ) -> None:
         """Parts that another library gave; those of a handle come from it.
 
         Args:
-            resource, size, map_fn, unmap_fn, unregister_fn: as the attributes.
+            resource, size, map_fn, unmap_fn, unregister_fn, device: as the attributes.
             channel: counts the owners of the functions.
             post: brings what a finaliser left to where it can be done; None: nobody can.
         """
@@ -76,6 +79,7 @@ class CudaClientParts(Owned):
         self.unmap_fn = unmap_fn
         self.unregister_fn = unregister_fn
         self.channel = channel
+        self.device = device
         self._post = post
         self._taken = False
         self._ended = False
@@ -127,6 +131,18 @@ class CudaClientParts(Owned):
             raise LayoutError(f"{self!r}", got=f"resource {self.resource!r}", expected="one that is not 0")
         if not isinstance(self.size, int) or self.size < 0:
             raise LayoutError(f"{self!r}", got=f"{self.size!r} bytes", expected="0 or more")
+
+    def device_for(self, device: int | None) -> int:
+        """The device of who takes them: ``device``, or None for the one that they say, else the first.
+
+        Raises:
+            UsageError: they are of another.
+        """
+        if device is not None and self.device not in (None, device):
+            raise UsageError(
+                f"{self!r}, device {self.device}", got=f"device={shown(device)}", expected="its own"
+            )
+        return (self.device or 0) if device is None else device
 
     def take(self) -> None:
         """Become the owner of the registration, and retain the functions for that.

@@ -267,14 +267,14 @@ class Tensor:
         if self._cuda is not None:
             self._cuda.record_write(value)
 
-    def attach(self, parts: CudaClientParts, *, device: int = 0) -> None:
+    def attach(self, parts: CudaClientParts, *, device: int | None = None) -> None:
         """Take a registration that was given away: its buffer holds the contents from now on.
 
         A handle that the tensor had is closed.
 
         Args:
             parts: retained before this returns; the caller's own count is untouched: close them.
-            device: ordinal of the CUDA device.
+            device: ordinal of the CUDA device; None: the one that the parts say, else the first.
 
         Ordering: queues nothing. Ownership: the tensor ends the registration.
 
@@ -289,6 +289,7 @@ class Tensor:
         parts.check()
         self._check_size(parts.size, parts)
         self._check_idle("attach()")
+        device = parts.device_for(device)
         if self._cuda is not None:
             self._cuda.close()
             self._cuda = None
