@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from cuglue.driver.protocol import Driver
 from cuglue.errors import (
     BusyError,
     ClosedError,
+    DriverError,
     LayoutError,
     MapConflictError,
     MapUnavailableError,
@@ -32,6 +33,7 @@ from cuglue.graphics.glcontext import GlContext
 from cuglue.graphics.handle import CudaHandle
 from cuglue.graphics.parts import CudaClientParts
 from cuglue.graphics.tensor import Tensor
+from cuglue.testing.faults import fail
 from cuglue.testing.handle_suite import peek, poke
 
 
@@ -352,6 +354,96 @@ def test_A20_A21_a_host_map_beside_one_of_cuda(
             pixels[...] = 6
         with tensor.cuda_map() as m:  # type: ignore[union-attr]
             assert (peek(m) == 6).all()
+
+
+def maps_of(tensor: Tensor, *, writes: bool) -> list[Callable[[], Any]]:
+    """Every way to map the object of a tensor by CUDA."""
+    handle = tensor.cuda
+    assert handle is not None
+    if writes:
+        calls: list[Callable[[], Any]] = [tensor.cuda_map_mut, handle.map_mut, handle.try_map_mut]
+    else:
+        calls = [tensor.cuda_map, handle.map, handle.try_map]
+    return [*calls, lambda: cuglue.map_all([handle], mutable=writes)]
+
+
+@pytest.mark.gl
+@pytest.mark.parametrize("kind", ["buffer", "texture", "parts"])
+@pytest.mark.parametrize(
+    ("cuda_writes", "host_writes"), [(False, False), (False, True), (True, False), (True, True)]
+)
+def test_A20_A21_a_map_of_cuda_beside_one_of_the_host(
+    driver: Any, context: GlContext, kind: str, cuda_writes: bool, host_writes: bool
+) -> None:
+    """Whoever asks the handle itself is told as well: what it wrote was undone when the host left its map."""
+    with tensor_over(kind, driver) as tensor:
+        for _ in range(2):  # so that buffers go by a plan
+            for call in maps_of(tensor, writes=True):
+                with call():
+                    pass
+        with tensor.map(readonly=not host_writes) as pixels:
+            if host_writes:
+                pixels[...] = 8
+            for call in maps_of(tensor, writes=cuda_writes):
+                if cuda_writes or host_writes:
+                    with pytest.raises(MapConflictError) as caught:
+                        call()
+                    assert caught.value.held == ("write" if host_writes else "read")
+                    assert "by the host" in str(caught.value)
+                else:
+                    with call():
+                        pass
+        for call in maps_of(tensor, writes=True):
+            with call() as m:
+                seen = m[0] if isinstance(m, list) else m
+                assert (peek(seen) == (8 if host_writes else 0)).all()
+
+
+@pytest.mark.gl
+def test_A19_alias_shares_with_the_host_too(driver: Any, context: GlContext) -> None:
+    with tensor_over("buffer", driver) as tensor:
+        with tensor.map() as pixels:
+            with tensor.cuda_map_mut(alias=True) as m:  # type: ignore[union-attr]
+                poke(m, np.full(m.size, 9, np.uint8))
+            pixels[...] = 8
+        with tensor.cuda_map() as m:  # type: ignore[union-attr]
+            assert (peek(m) == 8).all(), "the host's came last"
+
+
+@pytest.mark.gl
+def test_A20_a_registration_is_not_given_away_under_a_map_of_the_host(
+    driver: Any, context: GlContext
+) -> None:
+    with tensor_over("buffer", driver) as tensor:
+        assert tensor.cuda is not None
+        for readonly in (True, False):
+            with tensor.map(readonly=readonly), pytest.raises(MapConflictError, match="by the host"):
+                tensor.cuda.into_client_parts()
+        with tensor.cuda_map():  # type: ignore[union-attr]
+            pass
+
+
+@pytest.mark.gl
+def test_tensors_over_one_object_tell_each_other(driver: Any, context: GlContext) -> None:
+    """Both would copy it back."""
+    with tensor_over("texture", driver) as tensor, Tensor((4, 4), "RGBA8", cuda=tensor.cuda) as other:
+        with tensor.map(), pytest.raises(MapConflictError, match="by the host"), other.map(readonly=True):
+            pass
+        with tensor.map(readonly=True), other.map(readonly=True) as pixels:
+            assert (pixels == 0).all()
+
+
+@pytest.mark.gl
+@pytest.mark.parametrize("kind", ["buffer", "texture"])
+def test_a_host_map_that_could_not_be_made_holds_nothing(driver: Any, context: GlContext, kind: str) -> None:
+    with tensor_over(kind, driver) as tensor:
+        with fail("copy_2d_async"), pytest.raises(DriverError), tensor.map():
+            pass
+        with tensor.cuda_map_mut():  # type: ignore[union-attr]
+            with pytest.raises(MapConflictError), tensor.map():
+                pass
+        with tensor.cuda_map_mut():  # type: ignore[union-attr]
+            pass
 
 
 @pytest.mark.gl

@@ -135,7 +135,7 @@ class CudaHandle(HandleMakers, WholeContents, Owned):
 
         Raises:
             MapUnavailableError: it cannot be mapped now; ``reason`` says why.
-            MapConflictError: a live map of the same image would lose or tear data.
+            MapConflictError: a live map of the same image, or of its tensor on the host, would lose or tear data.
             StaleHandleError: the object was resized or deleted since it was registered.
             TimeoutError: a recorded write was not done in time; nothing was queued.
             ClosedError, CaptureError, StreamMisuse, UsageError, DriverError: as they say; nothing is mapped.

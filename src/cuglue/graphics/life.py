@@ -16,18 +16,23 @@ from typing import NamedTuple
 
 from ..core.stream import Stream
 from ..driver.protocol import Access
-from ..errors import CaptureError, ClosedError, CuglueError, MapConflictError, PublishError
+from ..errors import CaptureError, ClosedError, CuglueError, PublishError
 from ..lifecycle import HANDLE, HandleState, MapState, busy, step
 from .backings import Backing, OpaqueBacking, Part, Share
+from .conflicts import held_for, refuse_conflict
 from .mapping import CudaMap
 from .plan import Plan
 from .users import unannounced_readers
 
+_OR_ALIAS = "Leave that map first, or pass alias=True to share its memory"
 _ENDED = (HandleState.CLOSING, HandleState.CLOSED, HandleState.TRANSFERRED)
 
 
 class Wish(NamedTuple):
-    """What kind of map is asked for, in the words of :meth:`CudaHandle.map`; ``load``: copy the contents in."""
+    """What kind of map is asked for, in the words of :meth:`CudaHandle.map`.
+
+    ``load``: copy the contents in; ``host``: for the copy of a host map that was counted.
+    """
 
     part: Part
     writable: bool = False
@@ -35,6 +40,7 @@ class Wish(NamedTuple):
     readonly: bool = False
     alias: bool = False
     join: bool = True
+    host: bool = False
 
 
 class Life:
@@ -44,6 +50,7 @@ class Life:
         backing: the object.
         plan: how to map all of it at once on the stream where it was mapped before, if there is such a plan.
         plan_together: the same for several objects mapped by one call, of which this is the first.
+        host: copies of the object that the host works on, by whatever stands for them: whether it writes them back.
         name: repr of its handles, for messages.
     """
 
@@ -53,6 +60,7 @@ class Life:
         self._opaque = backing if isinstance(backing, OpaqueBacking) else None
         self.plan: Plan | None = None
         self.plan_together: Plan | None = None
+        self.host: dict[object, bool] = {}
         self.name = f"CudaHandle(kind={backing.kind!r}, size={backing.size})"
         self._lock = threading.RLock()
         self._live: dict[Part, Share] = {}
@@ -90,7 +98,7 @@ class Life:
     # --- mapping --------------------------------------------------------------------------------------------------
     def map(self, stream: Stream, wish: Wish) -> CudaMap:
         """A live map. Runs where the backing's calls run."""
-        part, writable, load, readonly, alias, join = wish
+        part, writable, load, readonly, alias, join, host = wish
         backing = self.backing
         with self._lock, self._ordering:
             if self._left_over:
@@ -101,6 +109,8 @@ class Life:
             if not alias and opaque is not None:
                 self._refuse_conflict(share, writable)
                 self._refuse_conflict(self._live.get(part.twin), writable)
+            if self.host and not (alias or host):
+                self._refuse_beside_host("map_mut()" if writable else "map()", writes=writable)
             backing.check(part)
             if share is None:
                 if self.plan is None or self.plan.stream is not stream:
@@ -140,17 +150,14 @@ class Life:
         m.everybody = True
 
     def _refuse_conflict(self, share: Share | None, writable: bool) -> None:
-        if share is not None and (share.writers or writable):
-            held = "write" if share.writers else "read"
-            raise MapConflictError(
-                f"{self.name} is mapped for {'writing' if share.writers else 'reading'}",
-                got="map_mut()" if writable else "map()",
-                expected="no live map of the same image"
-                if writable
-                else "no live map_mut() of the same image",
-                hint="Leave that map first, or pass alias=True to share its memory",
-                held=held,
-            )
+        if share is not None:
+            held, wish = held_for(share.maps, share.writers), "map_mut()" if writable else "map()"
+            refuse_conflict(self.name, held, wish, writes=writable, hint=_OR_ALIAS)
+
+    def _refuse_beside_host(self, wish: str, *, writes: bool, what: object = None) -> None:
+        """A map that a copy of the host's would undo, or that would not see it, is refused."""
+        held = held_for(len(self.host), sum(self.host.values()))
+        refuse_conflict(what or self.name, held, wish, writes=writes, by=" by the host", hint=_OR_ALIAS)
 
     # --- leaving --------------------------------------------------------------------------------------------------
     def leave(self, m: CudaMap, stream: Stream, current: Stream, publish: bool) -> None:
@@ -259,16 +266,18 @@ class Life:
         """Whether a map is live."""
         return bool(self._live)
 
-    def held(self) -> str | None:
-        """How the object is mapped, "read" or "write"; None: not at all. What nobody can reach is left first."""
-        if self._left_over:
-            self.backing.call(self._settle)
-        shares = list(self._live.values())
-        return "write" if any(share.writers for share in shares) else "read" if shares else None
+    def begin_host(self, key: object, writes: bool, wish: str, what: object) -> None:
+        """Note a copy that the host works on, before it is made; on the right thread already.
 
-    def _settle(self) -> None:
+        Raises:
+            MapConflictError: it would tear or undo what another map shows. Nothing is noted.
+        """
         with self._lock:
             self._leave_left_over()
+            self._refuse_beside_host(wish, writes=writes, what=what)
+            writers = sum(share.writers for share in self._live.values())
+            refuse_conflict(what, held_for(len(self._live), writers), wish, writes=writes, by=" by CUDA")
+            self.host[key] = writes
 
     def transfer(self) -> None:
         """Give the registration away, on the right thread already: nothing here ends it any more.
@@ -278,6 +287,7 @@ class Life:
         """
         with self._lock:
             self._leave_left_over()
+            self._refuse_beside_host("a transfer", writes=True)
             users = len(self._users)
             if users > 1:
                 raise busy(self.name, f"{users} open handles", "Close the other handles of the object first")

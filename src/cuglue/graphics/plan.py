@@ -106,6 +106,7 @@ class Plan:
                 life._state is not _REGISTERED
                 or life.backing is not backing
                 or handle._closed
+                or life.host
                 or registration._mapped
                 or registration.uses.write_stream is not where
                 or (writable and backing.readonly)

@@ -20,8 +20,10 @@ from ..exchange.copies import in_flight
 from ..formats import Format, Packing, tight_geometry
 from ..layout import Layout, contiguous_strides, integers
 from ..lifecycle import leave
+from .backings import WHOLE
 from .fences import check_value
 from .handle import CudaHandle
+from .life import Wish
 from .mapping import CudaMap
 from .parts import CudaClientParts
 from .planes import format_of
@@ -96,7 +98,6 @@ class Tensor:
             ) from error
         self._recorded = 0
         self._host_maps = 0
-        self._host_writers = 0
         self._closed = False
         self._cuda: CudaHandle | None = None
         if cuda is not None:
@@ -168,16 +169,13 @@ class Tensor:
                 would be torn, or undone. Else as :meth:`CudaHandle.map`.
         """
         self._check_open()
-        writes = not readonly
-        if self._cuda is not None:
-            what = "map()" if writes else "map(readonly=True)"
-            self._check_host(what, writes=writes)
-            self._refuse("CUDA", self._cuda._life.held(), what, writes=writes)
+        handle, key = self._cuda, object()  # the key stands for this map
         self._host_maps += 1
-        self._host_writers += writes
         try:
-            if self._cuda is not None:
-                with unseen(self._cuda.map(stream)) as m:
+            if handle is not None:
+                wish = "map(readonly=True)" if readonly else "map()"
+                handle._call(handle._life.begin_host, key, not readonly, wish, self)
+                with unseen(handle._map(stream, Wish(WHOLE, host=True), None)) as m:
                     self._copy(m, CopyKind.D2H)
             array = self._array()
             array.flags.writeable = not readonly
@@ -187,29 +185,14 @@ class Tensor:
                 readonly = True  # dropped, not left: by a collector, on any thread, or when the process ends
                 raise
             finally:
-                if self._cuda is not None and not readonly:
-                    overwrite = self._cuda.size == self.nbytes
-                    with unseen(self._cuda.map_mut(stream, overwrite=overwrite)) as m:
+                if handle is not None and not readonly:
+                    load = handle.size != self.nbytes
+                    with unseen(handle._map(stream, Wish(WHOLE, True, load, host=True), None)) as m:
                         self._copy(m, CopyKind.H2D)
         finally:
             self._host_maps -= 1
-            self._host_writers -= writes
-
-    def _check_host(self, what: str, *, writes: bool) -> None:
-        """Host maps that read share the copy of the object; one that writes, or a map that it would undo, is alone."""
-        held = "write" if self._host_writers else "read" if self._host_maps else None
-        self._refuse("the host", held, what, writes=writes)
-
-    def _refuse(self, who: str, held: str | None, what: str, *, writes: bool) -> None:
-        """Raise MapConflictError where ``who`` has it mapped for writing, or at all if ``what`` writes."""
-        if held == "write" or (writes and held):
-            raise MapConflictError(
-                f"{self!r} is mapped by {who} for {'writing' if held == 'write' else 'reading'}",
-                got=what,
-                expected="no such map",
-                hint="Leave that map first",
-                held=held,
-            )
+            if handle is not None:
+                handle._life.host.pop(key, None)
 
     def _array(self) -> np.ndarray[Any, Any]:
         """The host memory in the tensor's shape."""
@@ -242,7 +225,6 @@ class Tensor:
         self._check_open()
         if self._cuda is None:
             return None
-        self._check_host("cuda_map()", writes=False)
         return self._cuda.try_map(stream, **options)
 
     def cuda_map_mut(self, stream: Any = None, **options: Any) -> CudaMap | None:
@@ -256,7 +238,6 @@ class Tensor:
         self._check_open()
         if self._cuda is None:
             return None
-        self._check_host("cuda_map_mut()", writes=True)
         return self._cuda.try_map_mut(stream, **options)
 
     def record_write(self, value: int) -> None:
