@@ -26,6 +26,7 @@ _log = logging.getLogger(__name__)
 _LOOK_AGAIN = 0.05  # seconds between looks at futures whose driver calls back
 _LOOK_SIMULATED = 0.0005  # the simulated device moves one step a look
 _IDLE = 1.0  # seconds that the thread waits for more before it ends
+_RLock = type(threading.RLock())  # without the function in Python around it
 
 
 class Future(Generic[T]):
@@ -45,7 +46,7 @@ class Future(Generic[T]):
         self._result: T | None = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[Future[T]], object]] = []
-        self._lock = threading.RLock()
+        self._lock = _RLock()
 
     def done(self) -> bool:
         """Whether the result (or a failure) is there. Never blocks."""

@@ -215,13 +215,10 @@ class Lane:
 
     def take_host(self, nbytes: int) -> HostBuffer:
         """Host memory for a copy of this stream: what earlier copies used and are done with, if there is some."""
-        return self.host.take(nbytes, grow=self.window is None, reclaim=self._reclaim)
+        return self.host.take(nbytes, grow=self.window is None, reclaim=self.reclaim)
 
-    def host_memory(self, nbytes: int) -> tuple[Any, int]:
-        """:meth:`take_host` without an array, for a size that was checked: what keeps the bytes, and their address."""
-        return self.host.memory(nbytes, self.window is None, self._reclaim)
-
-    def _reclaim(self) -> None:
+    def reclaim(self) -> None:
+        """Let go the host memory that earlier copies are done with, as far as this may be asked."""
         if self.window is None and not self.stream.capturing:
             self.drops.collect()
 

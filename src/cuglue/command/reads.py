@@ -155,7 +155,7 @@ def _read(lane: Lane, single: bool, pieces: Iterable[_Piece], told: Progress | N
     done = 0
     try:
         for array, operand, moved, nbytes, shape, dtype in pieces:
-            memory, host = lane.host_memory(nbytes)
+            memory, host = lane.host.memory(nbytes, True, lane.reclaim)
             reading.results.append(HostBuffer(shape, dtype, memory))
             if operand is None or moved is None:
                 continue  # no bytes
@@ -164,7 +164,7 @@ def _read(lane: Lane, single: bool, pieces: Iterable[_Piece], told: Progress | N
             else:
                 _receive(lane, array, operand, moved, host, told, done)
                 done += nbytes
-        reading.begin(Event(stream))  # that the stream captures nothing was asked above
+        Future.__init__(reading, Event(stream), None)  # that the stream captures nothing was asked above
     except CuglueError:
         reading.wait()
         raise
@@ -210,13 +210,10 @@ class Reading(Future[Any]):
     results: list[HostBuffer]
 
     def __init__(self, lane: Lane, single: bool) -> None:
+        """A future only once all copies are queued: :meth:`Future.__init__` follows then."""
         self._lane = lane
         self._single = single
         self.results = []
-
-    def begin(self, event: Event) -> None:
-        """All copies are queued; ``event`` comes after them."""
-        super().__init__(event, None)
 
     def _make(self) -> Any:
         """Inherited."""
