@@ -1160,6 +1160,7 @@ pool = cuglue.PoolResource(cuglue.AsyncCudaResource())
 cupy.cuda.set_allocator(pool.malloc)
 plain, known = cupy.cuda.alloc(1000), cupy.cuda.alloc(5000)
 known.mem.block
+views = [cupy.cuda.alloc(1000) + 512, known + 512]
 cycle = [cupy.cuda.alloc(70000)]
 cycle.append(cycle)
 """
@@ -1173,6 +1174,8 @@ def test_a_forked_child_is_refused() -> None:
     code = """
 import os, cuglue
 cuglue.use_driver("sim")
+stream = cuglue.current_driver().Stream()
+stream.__enter__()  # so that memory is kept for it
 pool = cuglue.PoolResource(cuglue.AsyncCudaResource())
 pool.malloc(1000)
 child = os.fork()

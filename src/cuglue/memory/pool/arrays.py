@@ -78,9 +78,10 @@ class PoolArrays(PoolFigures):
             found: ArrayBlock = span.life
             return found
 
-    def take_back(self, span: Span) -> None:
-        """The array whose memory this was is gone."""
-        if span.life is None:  # a block was made of it and unmade meanwhile
-            span.stack.append(span)
-        elif span.life.state is _LIVE:
-            self._take_in(span.life)
+    def take_back(self, span: Span, block: BlockLife) -> None:
+        """The array whose memory this was is gone; ``block`` was made of it. An interrupted call is repeated."""
+        life = span.life
+        if life is None:  # it was unmade meanwhile, or has been given back
+            span.home.put(span, block)
+        elif life.state is _LIVE:
+            self._take_in(life)

@@ -50,6 +50,7 @@ class Home(Arena):
     Attributes:
         stream: may use everything free here at once.
         private: memory of a graph, never given to anybody else.
+        owner: the current stream's own object for which arrays take their memory here; None: for none.
         lock: held for whatever changes spans of this arena, but for bins.
         replaced: unused pages given back before a larger one was taken.
         efforts: how often that for a large one, or borrowing from another stream, was tried to spare a page.
@@ -60,6 +61,7 @@ class Home(Arena):
         super().__init__()
         self.stream = stream
         self.private = private
+        self.owner: object = None
         self.lock = threading.RLock()
         self.replaced = 0
         self.efforts = 0
@@ -76,9 +78,11 @@ class Home(Arena):
     def put(self, span: Span, block: Any = None) -> None:
         """Take a span back, and the block that was in it; what used it is ordered before what :attr:`stream` does next.
 
-        An interrupt finds the block live, or freed and its span in the bin.
+        An interrupt finds the block live, or freed and its span in the bin: called again, this does nothing then.
         """
         if block is not None:
+            if block.state is _FREED:
+                return
             block.state = _FREED
         span.life = None
         span.stack.append(span)
@@ -114,7 +118,7 @@ class Homes:
         self._next_look = 0.0
         self._by_stream: dict[int, Home] = {}
         self._others: list[Home] = []  # memory of graphs, and what is left of homes that were closed
-        #: By id of the current stream's own object, which its home keeps alive: all that a hit has to look up.
+        #: By id of their owner, which they keep alive: what a hit has to look up when the current stream changes.
         self.fast: dict[int, Home] = {}
 
     # --- homes --------------------------------------------------------------------------------------------------
@@ -171,6 +175,7 @@ class Homes:
         owner = home.stream.owner
         if owner is not None and home.stream.thread is None:
             self.fast[id(owner)] = home
+            home.owner = owner
 
     def _forget_unused(self) -> None:
         """Let go of streams that nothing lives on, so that dead streams can be destroyed (all locked)."""
@@ -197,6 +202,12 @@ class Homes:
     def _forget_fast(self, home: Home) -> None:
         for known in [known for known, other in self.fast.items() if other is home]:
             del self.fast[known]
+        home.owner = None
+
+    def forget_all_fast(self) -> None:
+        """No array gets memory without a question any more."""
+        for home in list(self.fast.values()):
+            self._forget_fast(home)
 
     def all(self) -> list[Home]:
         """Every home."""
@@ -208,6 +219,8 @@ class Homes:
         with self.lock:
             former = self._by_stream.get(stream.id)
             home = Home(stream, private=True)
+            if former is not None:
+                self._forget_fast(former)
             self._by_stream[stream.id] = home
             self._note_fast(home)  # in the place of the former one
             return home, former

@@ -55,7 +55,7 @@ def _disown() -> None:
     """In a forked child: all memory belongs to the parent."""
     for pool in _made:
         pool._ready = False
-        pool.homes.fast.clear()
+        pool.homes.forget_all_fast()
 
 
 os.register_at_fork(after_in_child=_disown)
@@ -304,7 +304,7 @@ class PoolResource(Owned, PoolArrays):
         for block in blocks:
             give_back(block, self)
         self._ready = False
-        self.homes.fast.clear()
+        self.homes.forget_all_fast()
         self._keeper.trim()
         arrays = [span for span, _ in self._keeper.live_spans()]
         if self._plans is None:
