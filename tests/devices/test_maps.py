@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from sample_kernels import INCREMENT
 
 import cuglue
 from cuglue import InOut, Runtime
+from cuglue.driver.protocol import ArrayInfo, MemoryType, TexelKind
+from cuglue.driver.sim import SimDriver
 from cuglue.errors import UsageError
 from cuglue.graphics.glcontext import headless
 
@@ -119,3 +122,47 @@ def test_parts_say_their_device(two: Any, context: Any) -> None:
             with handle.map() as m:
                 assert (device_bytes(m) == number).all()
     parts.close()
+
+
+def test_memory_of_another_device_is_refused(two: Any, context: Any) -> None:
+    """As the linear copy of an image, and as what somebody else's functions map."""
+    if two.here == two.there:
+        return
+    texture, name = make_texture(8, 8), make_buffer(256)
+    info = ArrayInfo(8, 8, 0, 8, 4, TexelKind.UINT)
+    array = two.driver.array_create(info, two.there)
+    memory = cuglue.AsyncCudaResource(two.here)
+    made: list[Any] = [
+        lambda: cuglue.register_texture(texture, device=two.there, memory=memory),
+        lambda: cuglue.CudaHandle.from_array(
+            array, texels=8, rows=8, bytes_per_texel=4, device=two.there, memory=memory
+        ),
+    ]
+    for make in made:
+        with pytest.raises(UsageError, match=f"device=0.*device {two.there}"):
+            make()
+    memory.close()
+    two.driver.array_destroy(array)
+    assert two.driver.name == "cuda" or two.driver.inventory()["resources"] == 0
+    parts = cuglue.register_buffer(name, device=two.there).into_client_parts()
+    ops = SimpleNamespace(map=parts.map_fn, unmap=parts.unmap_fn, unregister=parts.unregister_fn)
+    handle = cuglue.CudaHandle.from_gl(parts.resource, parts.size, ops)
+    with pytest.raises(UsageError, match=f"memory of device {two.there}.*device="):
+        handle.map()
+    assert not handle.mapped
+    handle.close()
+    parts.mark_transferred()
+    parts.close()
+
+
+def test_a_linear_copy_lies_where_its_handle_does() -> None:
+    """Not with the driver that is current."""
+    own, current = SimDriver(devices=2), SimDriver()
+    array = own.array_create(ArrayInfo(8, 8, 0, 8, 4, TexelKind.UINT), 1)
+    with cuglue.use_driver(current):
+        with cuglue.CudaHandle.from_array(
+            array, texels=8, rows=8, bytes_per_texel=4, device=1, driver=own
+        ) as handle:
+            with handle.map() as m:
+                assert own.pointer_info(m.device_ptr) == (MemoryType.DEVICE, 1)
+    assert current.inventory()["bytes"] == 0

@@ -18,7 +18,7 @@ from cuglue.driver.protocol import RegisterFlags
 from cuglue.driver.sim import SimDriver
 from cuglue.formats import by_gl
 from cuglue.graphics.buffers import GlBuffer
-from cuglue.graphics.defaults import default_memory
+from cuglue.graphics.defaults import image_memory
 from cuglue.graphics.glcurrent import ThreadRef
 from cuglue.graphics.globjects import ImageInfo
 from cuglue.graphics.glops import GlOps
@@ -109,7 +109,7 @@ class SimGraphics:
             format, layout, planes = image_layout(by_gl(RGBA8), Carried(), width, 4)
             resource = self.driver.gl_register_image(name, TEXTURE_2D, RegisterFlags.SURFACE_LDST, 0)
             backing: Any = GlImage(
-                GlRegistration(state, self.ops, resource), default_memory(state), target=TEXTURE_2D, info=info,
+                GlRegistration(state, self.ops, resource), image_memory(state), target=TEXTURE_2D, info=info,
                 format=format, layout=layout, planes=planes, surfaces=True, describe=lambda level: info,
                 what=f"image {name}",
             )  # fmt: skip

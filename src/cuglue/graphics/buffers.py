@@ -14,8 +14,8 @@ from typing import Protocol
 from ..core.block import Block, BlockLife
 from ..core.device import DeviceState
 from ..core.stream import Stream
-from ..driver.protocol import Access
-from ..errors import LayoutError, MapUnavailableError, NotAllocatedError, StaleHandleError
+from ..driver.protocol import Access, MemoryType
+from ..errors import LayoutError, MapUnavailableError, NotAllocatedError, StaleHandleError, UsageError
 from ..layout import Layout
 from .backings import WHOLE, Backing, GlBacking, Part, Share
 from .clientops import CudaGlOps
@@ -201,6 +201,8 @@ class ForeignBuffer(Backing):
                     got=f"a mapping of {nbytes} bytes from its ops",
                     expected=f"at least {self.size}",
                 )
+            if not self.state.alone:
+                self._check_device(ptr)
             with self.state.ordering:
                 stream.join_context()
                 block = Block(ptr, nbytes, stream, stream.submit(), "mapped GL buffer")
@@ -224,6 +226,17 @@ class ForeignBuffer(Backing):
 
     def _unavailable(self, got: str) -> MapUnavailableError:
         return MapUnavailableError(f"{self} cannot be mapped", got=got, reason="ops_failed")
+
+    def _check_device(self, ptr: int) -> None:
+        """Refuse memory of another device: it would be ordered with this one's streams."""
+        found = self.state.driver.pointer_info(ptr)
+        if found.type is MemoryType.DEVICE and found.device != self.state.device:
+            raise UsageError(
+                f"{self} of device {self.state.device}",
+                got=f"memory of device {found.device} from its ops",
+                expected="its own",
+                hint="Say device= where the handle is made",
+            )
 
     def join(self, share: Share, stream: Stream) -> None:
         """Inherited."""

@@ -19,7 +19,7 @@ from . import d3d11_com as com
 from .arrays import FencedImage
 from .backings import Part
 from .d3d11_com import Description
-from .defaults import default_memory
+from .defaults import image_memory
 from .diagnose import explained
 from .fences import Writes
 from .image_copy import image_copier
@@ -164,7 +164,7 @@ def open_texture(
             image_copier(state).prepare(info.width * info.texel_bytes, 0)
         return D3d11Image(
             registration,
-            memory or default_memory(state),
+            image_memory(state, memory),
             info,
             visible,
             writes,

@@ -1,8 +1,10 @@
-"""The memory that images are copied to where the caller names none. Owns that one resource per device."""
+"""The memory that images are copied to. Owns one resource per device for where the caller names none."""
 
 from __future__ import annotations
 
+from ..arguments import shown
 from ..core.device import DeviceState
+from ..errors import UsageError
 from ..memory.direct import DirectCudaResource
 from ..memory.resource import DeviceMemoryResource
 
@@ -14,9 +16,25 @@ class _DriverMemory(DirectCudaResource):
         """Says nothing about live blocks: the maps that hold them are the ones to speak."""
 
 
-def default_memory(state: DeviceState) -> DeviceMemoryResource:
-    """Where linear buffers come from unless told otherwise: one resource per device, kept on its record."""
-    memory: DeviceMemoryResource | None = vars(state).get("_image_memory")
+def image_memory(state: DeviceState, memory: object = None) -> DeviceMemoryResource:
+    """Where linear buffers come from: ``memory``, or one resource per device, kept on its record.
+
+    Raises:
+        UsageError: no resource, or one of another device or driver.
+    """
     if memory is None:
-        memory = vars(state).setdefault("_image_memory", _DriverMemory(state.device))
+        made: DeviceMemoryResource | None = vars(state).get("_image_memory")
+        if made is None:
+            made = vars(state).setdefault("_image_memory", _DriverMemory(state.device, driver=state.driver))
+        return made
+    if (
+        not isinstance(memory, DeviceMemoryResource)
+        or memory.device != state.device
+        or memory.driver is not state.driver
+    ):
+        raise UsageError(
+            "memory for an image's linear copy",
+            got=shown(memory),
+            expected=f"a DeviceMemoryResource of device {state.device} of this {state.driver.name} driver",
+        )
     return memory

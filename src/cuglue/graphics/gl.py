@@ -21,7 +21,7 @@ from ..memory.resource import DeviceMemoryResource
 from .backings import Backing
 from .buffers import GlBuffer
 from .clientops import CudaGlOps
-from .defaults import default_memory
+from .defaults import image_memory
 from .diagnose import explained
 from .glcontext import GlContext, current, headless, ops_here
 from .gldevice import device_of_context
@@ -236,6 +236,7 @@ def _open_image(
     state = device_of_context(driver, device, what)
 
     def make() -> Backing:
+        linear = image_memory(state, memory)
         if state.capabilities.surfaces:  # first, so that nothing after the registration can fail
             depth = info.depth if target == TEXTURE_3D else 0
             image_copier(state).prepare(info.width * found.texel_bytes, depth)
@@ -243,7 +244,7 @@ def _open_image(
         registration.handle, surfaces = _register_image(driver, name, target, state)
         return GlImage(
             registration,
-            memory or default_memory(state),
+            linear,
             target=target,
             info=info,
             format=format,

@@ -20,7 +20,7 @@ from .buffers import ForeignBuffer
 from .channel import parts_of
 from .clientops import CudaGlOps
 from .d3d11 import open_texture
-from .defaults import default_memory
+from .defaults import image_memory
 from .extimage import ExternalImage
 from .extmemory import ExternalBuffer, ExternalMemory, check_external
 from .fences import Fence, Writes, check_fence
@@ -153,7 +153,7 @@ class HandleMakers:
             texel_bytes=bytes_per_texel,
         )
         backing = ArrayImage(
-            state, memory or default_memory(state), array, info, visible, Writes(fence), what=what
+            state, image_memory(state, memory), array, info, visible, Writes(fence), what=what
         )
         return cls(Life(backing))
 
@@ -183,7 +183,7 @@ class HandleMakers:
         visible = shown_by(what, image.info, carried(what, format, width, height))
         backing = ArrayImage(
             state,
-            memory or default_memory(state),
+            image_memory(state, memory),
             image.array,
             image.info,
             visible,
