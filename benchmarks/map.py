@@ -445,8 +445,10 @@ def on_nothing() -> Samples:
 
 @contextmanager
 def answering(driver: Driver, pointer: tuple[int, int]) -> Iterator[None]:
-    """Let the driver's graphics calls do nothing."""
+    """Let what a map asks of the driver be answered at once; graphics calls do nothing."""
+    current = driver.stream_current(0)
     with ExitStack() as undo:
+        undo.enter_context(replaced(driver, "stream_current", lambda device: current))
         for name in ("graphics_map", "graphics_unmap"):
             undo.enter_context(replaced(driver, name, lambda *args: None))
         undo.enter_context(replaced(driver, "graphics_pointer", lambda resource: pointer))

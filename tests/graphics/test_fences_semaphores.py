@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 from graphics.shared_memory import descriptors, memory_file, settled
+from interrupts import interrupted
 
 import cuglue
 from cuglue import external
+from cuglue.core.device import device_state
 from cuglue.driver.protocol import ArrayInfo, CaptureMode, TexelKind
 from cuglue.errors import (
     CaptureError,
@@ -554,3 +556,59 @@ def test_fences_by_windows_handle(driver: Any, make: Any, kind: str, timeline: b
     driver.device_synchronize(0)
     fence.close()
     os.close(fd)
+
+
+# --- interrupts -----------------------------------------------------------------------------------------------------
+POINTS = "graphics/fences.py", "core/stream.py", "core/block.py"
+
+
+@pytest.mark.parametrize("call", ["wait", "signal"])
+def test_an_interrupted_use_keeps_the_semaphore(driver: Any, call: str) -> None:
+    """It was destroyed under what the driver had got already, and its value signalled a second time."""
+    step = 0
+    where: str | None = ""
+    while where is not None:
+        step += 1
+        stream = driver.Stream()
+        with owner_of(driver) as owner:
+            owner.signal(3)
+            before = driver.counts[f"semaphore_{call}"]
+            where = interrupted(lambda owner=owner, s=stream: getattr(owner.fence, call)(3, s), step, *POINTS)
+            queued = driver.counts[f"semaphore_{call}"] > before
+            assert not queued or owner.fence.newest == 3, where
+        device_state(driver, 0).retire.drain(block=True)
+        assert driver.hazards == [], where
+    assert step > 5
+
+
+@pytest.mark.filterwarnings("ignore:.*never released:ResourceWarning")
+@pytest.mark.parametrize("kind", ["timeline", "binary"])
+def test_a_wait_that_was_interrupted_is_in_order_and_ends(driver: Any, kind: str) -> None:
+    """Of a binary fence there is one signal: a second wait for it would hold its stream for ever."""
+    step = 0
+    where: str | None = ""
+    while where is not None:
+        step += 1
+        one, two = (cuglue.as_stream(driver.Stream()) for _ in range(2))
+        with owner_of(driver, kind=kind, tells=False) as owner, owner.image() as handle:
+            handle.record_write(1)
+            two.join(one)
+            queued = driver.counts["semaphore_wait"]
+
+            def act(handle: CudaHandle = handle, stream: Any = one) -> None:
+                with handle.map(stream):
+                    pass
+
+            where = interrupted(act, step, *POINTS)
+            queued = driver.counts["semaphore_wait"] - queued
+            gc.collect()
+            with handle.map(two) as m:
+                assert not (queued and any(two.query() for _ in range(50))), where
+                owner.write(2)
+                owner.signal(1)
+                if queued:
+                    assert (peek(m) == 2).all(), where
+                two.synchronize()
+        device_state(driver, 0).retire.drain(block=True)
+        assert driver.hazards == [], where
+    assert step > 10

@@ -16,7 +16,7 @@ from ..core.block import BlockLife
 from ..core.device import DeviceState
 from ..core.stream import Stream, as_stream
 from ..driver.protocol import Access
-from ..errors import DriverError, MapUnavailableError, UsageError
+from ..errors import CuglueError, DriverError, MapUnavailableError, UsageError
 from ..exchange.tokens import call_site
 from ..lifecycle import Owned
 
@@ -116,9 +116,7 @@ class Fence(Owned):
         """
         check_value(self, value)
         where = self._stream(stream, "wait for a fence")
-        self.state.driver.semaphore_wait(self._semaphore, value, where.handle)
-        self.note(value)
-        self._uses[where] = where.submit()
+        self._enqueue(self.state.driver.semaphore_wait, value, where)
 
     def signal(self, value: int, stream: Any = None) -> None:
         """Signal ``value`` after all work queued on a stream so far.
@@ -137,7 +135,18 @@ class Fence(Owned):
         if self.timeline and value <= self.newest:
             raise UsageError(f"{self!r}: signalling", got=value, expected=f"more than {self.newest}")
         where = self._stream(stream, "signal a fence")
-        self.state.driver.semaphore_signal(self._semaphore, value, where.handle)
+        self._enqueue(self.state.driver.semaphore_signal, value, where)
+
+    def _enqueue(self, call: Callable[[int, int, int], None], value: int, where: Stream) -> None:
+        try:
+            call(self._semaphore, value, where.handle)
+            self._note_use(value, where)
+        except BaseException as error:
+            if not isinstance(error, CuglueError):
+                self._note_use(value, where)  # interrupted: the driver may have it
+            raise
+
+    def _note_use(self, value: int, where: Stream) -> None:
         self.note(value)
         self._uses[where] = where.submit()
 
@@ -265,9 +274,15 @@ class Writes:
         uses.prepare(stream, Access.READ_WRITE)
         try:
             self.fence.wait(value, stream)
+            uses.finish(stream, Access.WRITE)
         except DriverError as error:
             raise self._declined(what, str(error)) from error
-        uses.finish(stream, Access.WRITE)
+        except BaseException as error:
+            if not isinstance(error, CuglueError):  # interrupted: it may be queued here
+                uses.finish(stream, Access.WRITE)
+                if not self.fence.timeline:
+                    self._waited = value  # a second wait for one signal would never end
+            raise
         self._waited = value
 
     def hand_back(self, stream: Stream) -> None:
