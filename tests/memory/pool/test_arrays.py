@@ -1,4 +1,4 @@
-"""What stands behind arrays: the memory object that stays with its span, and who gives the span back."""
+"""What stands behind arrays: memory is given back once, and when nobody has any of it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import copy
 import gc
 import random
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
+import cupy
 import pytest
 
 import cuglue
 from cuglue import Access, AsyncCudaResource, PoolResource
 from cuglue.core.device import device_state
+from cuglue.memory.lookup import block_behind, owned_block
 from cuglue.testing import SimDriver, faults
 
 from .bytemap import covered
@@ -43,19 +44,7 @@ def flush(pool: PoolResource) -> None:
             home.flush()
 
 
-# --- one memory object, array after array ---------------------------------------------------------------------------
-
-
-def test_the_next_array_gets_the_memory_object_of_the_last(pool: PoolResource) -> None:
-    pointer = pool.malloc(1000)
-    span, known = pointer.mem.span, id(pointer.mem)
-    del pointer
-    assert id(span.memory) == known
-    pointer = pool.malloc(1000)
-    assert pointer.mem is span.memory
-    assert id(pointer.mem) == known
-    del pointer
-    nothing_is_lost(pool)
+# --- memory of one array after the other ----------------------------------------------------------------------------
 
 
 def test_blocks_and_arrays_take_turns(pool: PoolResource) -> None:
@@ -88,12 +77,12 @@ def test_memory_that_was_cut_or_merged_says_its_own_size(pool: PoolResource) -> 
     nothing_is_lost(pool)
 
 
-def test_what_array_has_the_memory_cannot_be_watched(pool: PoolResource) -> None:
-    """The memory object goes from array to array, so that its weak reference would say nothing."""
-    pointer = pool.malloc(1000)
-    with pytest.raises(TypeError, match="weak reference"):
-        weakref.ref(pointer.mem)
-    del pointer
+def test_an_array_and_what_it_holds_lead_to_one_block(pool: PoolResource) -> None:
+    array = cupy.ndarray((1000,), "u1", pool.malloc(1000))
+    block = array.data.mem.block
+    for thing in (array, array[5:], array.reshape(2, 500), array.data, array.data + 5, array.data.mem):
+        assert owned_block(thing) is block_behind(thing) is block
+    del array, thing
     nothing_is_lost(pool)
 
 
@@ -125,7 +114,6 @@ def test_memory_is_not_handed_out_while_somebody_has_it(pool: PoolResource, hold
     last = pool.malloc(1000)
     assert last.ptr == address
     assert len({one.ptr for one in (*others, last)}) == 4
-    assert (last + 512).mem.span is last.mem.span
     del last, others
     nothing_is_lost(pool)
 
@@ -221,20 +209,6 @@ def test_memory_dies_on_any_thread_in_any_order(driver: Any) -> None:
 
 
 # --- what goes wrong on the way -------------------------------------------------------------------------------------
-
-
-def test_memory_that_nobody_got_is_given_back(pool: PoolResource) -> None:
-    """As after an interrupt, when it was taken out of its bin already."""
-    pointer = pool.malloc(1000)
-    span = pointer.mem.span
-    del pointer
-    span.memory = "what no pointer takes"
-    with pytest.raises(TypeError):
-        pool.malloc(1000)
-    assert span.stack.count(span) == 1
-    span.memory = None
-    assert pool.malloc(1000).mem.span is span
-    nothing_is_lost(pool)
 
 
 class Interrupted(list[Any]):

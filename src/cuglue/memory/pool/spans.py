@@ -97,7 +97,6 @@ class Span:
         home: who it goes back to.
         stack: the bin it goes back to.
         life: the block made of it, where anybody asked for one.
-        memory: CuPy's object for it as it is, made at its first use by an array and kept for the next.
     """
 
     __slots__ = (
@@ -106,7 +105,6 @@ class Span:
         "free",
         "home",
         "life",
-        "memory",
         "offset",
         "page",
         "ptr",
@@ -127,7 +125,6 @@ class Span:
         self.home: Any = None
         self.stack: list[Span] = []
         self.life: Any = None
-        self.memory: Any = None
 
     def split(self, size: int) -> Span:
         """Keep the first ``size`` bytes; the rest as a new free span behind."""
@@ -138,7 +135,6 @@ class Span:
             self.after.before = rest
         self.after = rest
         self.size = size
-        self.memory = None
         return rest
 
     def absorb(self) -> None:
@@ -147,7 +143,6 @@ class Span:
         if gone is None:
             raise ValueError("the last span of a page has nothing behind it")
         self.size += gone.size
-        self.memory = None
         self.after = gone.after
         if gone.after is not None:
             gone.after.before = self
