@@ -147,6 +147,15 @@ def test_nor_does_one_in_a_transfer_by_pieces(
     sweep(operation, apart=False)
 
 
+@pytest.mark.parametrize("operation", [Case.write_alone, Case.write_to_array])
+def test_nor_does_one_where_the_slab_turns(
+    operation: Callable[[Case], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its halves has room for one transfer."""
+    monkeypatch.setattr(reads.Slab, "HALF", 4 * N)
+    sweep(operation, apart=False)
+
+
 @pytest.mark.parametrize("apart", [False, True], ids=["its own stream", "another stream"])
 @pytest.mark.parametrize(
     ("operation", "call"),

@@ -356,6 +356,75 @@ def test_no_place_begins_again_before(sim: SimDriver) -> None:
         assert bytes_of(rt, x) == [1] * N
 
 
+@pytest.fixture
+def halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slabs with room for twice two places."""
+    monkeypatch.setattr(Slab, "HALF", 2 * N)
+    monkeypatch.setattr(Slab, "LARGEST", N)
+
+
+@pytest.mark.usefixtures("halves")
+def test_a_half_comes_again_when_the_device_is_done_with_it(rt: Runtime, cmd: Command, calls: Calls) -> None:
+    """Though it is not known to be done with the other, so that memory in use does not grow with what is queued."""
+    x = rt.create(np.zeros(N, "u1"), stream=rt.stream(0))
+    slab = rt._lanes.lane(rt.stream(0)).slab
+    calls.clear()
+    for number in range(1, 9):
+        cmd.write_to_gpu(x.descriptor(N), np.full(N, number, "u1"))
+        if number % 2 == 0:
+            rt.synchronize()  # which says nothing of a stream
+    first = slab.address
+    assert [start - first for start in sources(calls)] == [N * place for place in (1, 2, 3, 0, 1, 2, 3, 0)]
+    assert (calls.count("event_record"), calls.count("host_alloc")) == (4, 0)
+    assert rt._lanes.lane(rt.stream(0)).drops.staged == ()
+    assert bytes_of(rt, x) == [8] * N
+
+
+@pytest.mark.usefixtures("halves")
+def test_a_half_that_the_device_still_reads_does_not_come_again(sim: SimDriver) -> None:
+    with Runtime(driver=sim) as rt:
+        stream = rt.stream(0)
+        buffers = [rt.empty(N, stream=stream) for _ in range(12)]
+        lane = rt._lanes.lane(stream)
+        with Latch(stream) as latch, rt.command(stream=stream) as cmd:
+            for number, x in enumerate(buffers):
+                cmd.write_to_gpu(x.descriptor(N), np.full(N, number, "u1"))
+            assert [thing.nbytes for thing in lane.drops.staged + lane.drops.pending] == [4 * N, 4 * N]
+            latch.release()
+        assert [set(bytes_of(rt, x)) for x in buffers] == [{number} for number in range(12)]
+
+
+@pytest.mark.usefixtures("halves")
+def test_a_half_that_somebody_copies_from_does_not_come_again(rt: Runtime, cmd: Command) -> None:
+    slab, drops = rt._lanes.lane(rt.stream(0)).slab, rt._lanes.lane(rt.stream(0)).drops
+    x = rt.empty(N, stream=rt.stream(0))
+    for number in range(6):
+        slab.readers = 1
+        cmd.write_to_gpu(x.descriptor(N), np.full(N, number, "u1"))
+        cmd.synchronize()
+    assert [thing.nbytes for thing in drops.staged + drops.pending] == [4 * N]
+    assert slab.readers == 1
+
+
+@pytest.mark.usefixtures("halves")
+@pytest.mark.parametrize("call", ["event_record", "event_query"])
+def test_a_device_that_cannot_say_how_far_it_is_gives_no_place(rt: Runtime, cmd: Command, call: str) -> None:
+    x = rt.empty(N, stream=rt.stream(0))
+    with fail(call, driver=rt.driver, persistent=True):
+        for number in range(8):
+            try:
+                cmd.write_to_gpu(x.descriptor(N), np.full(N, number, "u1"))
+            except DriverError:
+                break
+        else:
+            raise AssertionError("the call was not made")
+    rt.synchronize()
+    assert bytes_of(rt, x) == [number - 1] * N
+    for number in range(8):
+        cmd.write_to_gpu(x.descriptor(N), np.full(N, number, "u1"))
+        assert bytes_of(rt, x) == [number] * N
+
+
 @pytest.mark.parametrize("kind", [lambda: np.zeros(N, "u1"), lambda: bytearray(N)], ids=["short", "general"])
 def test_no_place_begins_again_while_somebody_copies_from_it(
     sim: SimDriver, monkeypatch: pytest.MonkeyPatch, kind: Callable[[], Any]

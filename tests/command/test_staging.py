@@ -215,7 +215,7 @@ def test_C26_a_stream_known_by_its_number_is_waited_for_with_the_device(sim: Sim
 
 def test_threads_share_the_slab_of_a_stream(rt: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has its own command, all on one stream; the slab is used up after every few transfers."""
-    for owner, name, value in ((Slab, "LARGEST", 256), (Slab, "SIZE", 1024)):
+    for owner, name, value in ((Slab, "LARGEST", 256), (Slab, "HALF", 512)):
         monkeypatch.setattr(owner, name, value)
     stream, wrong = rt.stream(0), []
     buffers = [rt.empty(256, stream=stream) for _ in range(4)]
@@ -245,7 +245,7 @@ def test_threads_share_the_slab_of_a_stream(rt: Runtime, monkeypatch: pytest.Mon
 
 def test_no_thread_takes_the_slab_from_under_another(sim: SimDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """It uses two slabs up between the other's place and its copy, if it can."""
-    for owner, name, value in ((Slab, "LARGEST", 256), (Slab, "SIZE", 1024)):
+    for owner, name, value in ((Slab, "LARGEST", 256), (Slab, "HALF", 512)):
         monkeypatch.setattr(owner, name, value)
     with Runtime(driver=sim) as rt:
         stream, place = rt.stream(0), Slab.place
