@@ -147,12 +147,16 @@ def test_nor_does_one_in_a_transfer_by_pieces(
     sweep(operation, apart=False)
 
 
-@pytest.mark.parametrize("operation", [Case.write_alone, Case.write_to_array])
+@pytest.mark.parametrize(
+    ("operation", "largest"), [(Case.write_alone, 4 * N), (Case.write_to_array, 4 * N), (Case.write_alone, N)]
+)
 def test_nor_does_one_where_the_slab_turns(
-    operation: Callable[[Case], None], monkeypatch: pytest.MonkeyPatch
+    operation: Callable[[Case], None], largest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of its halves has room for one transfer."""
+    """Each of its halves has room for one transfer, which goes through it at once or in pieces."""
     monkeypatch.setattr(reads.Slab, "HALF", 4 * N)
+    monkeypatch.setattr(reads.Slab, "LARGEST", largest)
+    monkeypatch.setattr(writes, "DIRECT_BELOW", 0)
     sweep(operation, apart=False)
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from driver_calls import Calls, recorded
 
-from cuglue import Runtime
+from cuglue import Out, Runtime
 from cuglue.command.slab import Slab
 from cuglue.command.staging import DROP_BYTES, DROP_COUNT, MIB, DropQueue, Source, staging
 from cuglue.driver.sim import SimDriver
 from cuglue.driver.sim.hazards import HazardError
-from cuglue.errors import DevicePoisoned, DriverError
+from cuglue.errors import DevicePoisoned, DriverError, UnwrittenError
 from cuglue.testing import Latch
 from cuglue.testing.faults import fail
 
@@ -325,3 +326,56 @@ def test_without_pinned_memory_small_writes_go_through_ordinary_memory(sim: SimD
     with Runtime() as rt, fail("host_alloc", persistent=True):
         x = rt.create(b"abcd")
         assert bytes(rt.read(x).result()) == b"abcd"
+
+
+@pytest.fixture
+def reader_of_later(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
+    """A device whose driver does not copy aside, and a slab that takes 256 bytes at once."""
+    monkeypatch.setattr(Slab, "HALF", 256)
+    monkeypatch.setattr(Slab, "LARGEST", 256)
+    driver = SimDriver(disable=["pageable_read_at_once"])
+    with Runtime(driver=driver) as rt:
+        yield rt
+    driver.check()
+
+
+def test_more_than_the_slab_takes_at_once_goes_through_it_in_pieces(reader_of_later: Runtime) -> None:
+    rt, data = reader_of_later, np.random.default_rng(3).integers(0, 256, 1000, "u1")
+    stream, expected = rt.stream(0), data.tolist()
+    x = rt.empty(1000, stream=stream)
+    with recorded(rt.driver) as calls, rt.command(Out(x), stream=stream) as cmd:
+        cmd.write_to_gpu(x.descriptor(1000), data)
+        data[:] = 0
+    copies = calls.of("copy_async")
+    assert [call.args[2] for call in copies] == [128] * 7 + [104]
+    assert [call.args[0] - x.ptr for call in copies] == list(range(0, 1000, 128))
+    assert rt.read(x, stream=stream).result().tolist() == expected
+
+
+@pytest.mark.parametrize("k", [1, 2, 8])
+def test_a_piece_that_fails_leaves_all_of_it_unwritten(reader_of_later: Runtime, k: int) -> None:
+    rt = reader_of_later
+    stream = rt.stream(0)
+    x = rt.create(np.zeros(1200, "u1"), stream=stream)
+    with rt.command(stream=stream) as cmd:
+        with fail("copy_async", on=k, driver=rt.driver), pytest.raises(DriverError):
+            cmd.write_to_gpu(x.part(100).descriptor(1000), np.ones(1000, "u1"))
+        for start in (100, 228, 1099):
+            with pytest.raises(UnwrittenError):
+                rt.read(x.part(start, 1199 - start), stream=stream)
+        assert rt.read(x.part(0, 1100), stream=stream).result().tolist() == [0] * 100
+        assert rt.read(x.part(1100), stream=stream).result().tolist() == [0] * 100
+        cmd.write_to_gpu(x.part(100).descriptor(1000), np.ones(1000, "u1"))
+    assert rt.read(x, stream=stream).result().tolist() == [0] * 100 + [1] * 1000 + [0] * 100
+
+
+def test_rows_that_the_slab_may_not_take_are_copied_aside_whole(reader_of_later: Runtime) -> None:
+    rt, data = reader_of_later, np.random.default_rng(4).integers(0, 256, (3, 400), "u1")
+    x = rt.empty(3 * 500)
+    with recorded(rt.driver) as calls, rt.command() as cmd:
+        cmd.write_to_gpu(x.descriptor((3, 400), "u1", (500, 1)), data)
+        expected = data.tolist()
+        data[:] = 0
+        found = cmd.read_async(x.descriptor((3, 400), "u1", (500, 1))).result()
+    assert calls.count("copy_2d_async") == 2
+    assert found.tolist() == expected

@@ -100,13 +100,7 @@ def _send(
     lane.refuse_other_capture("copy host bytes")
     kind = kind_of(source) if source.base is not None else _OTHER
     if kind is _OTHER and nbytes <= Slab.LARGEST and lane.window is None:
-        # Under the lock, or another thread lets the slab go before the device is told of this place.
-        with lane.stream.state.ordering:
-            slab = lane.slab
-            start = slab.place(nbytes)
-            slab.view[start : start + nbytes] = source
-            transfer(lane, array, operand, shape, slab.address + start, UP, journal)
-            slab.until = lane.stream.seq
+        _send_few(lane, array, operand, shape, source, journal)
     elif lane.window is not None:  # a graph reads the bytes at every replay: they must be its own
         _send_whole(lane, array, operand, shape, _aside(lane, source), journal)
     elif kind is _PINNED:
@@ -116,6 +110,8 @@ def _send(
         transfer(lane, array, operand, shape, address_of(source), UP, journal)
     elif nbytes >= UPLOAD_FROM:
         _send_in_chunks(lane, array, operand, shape, source, journal, told)
+    elif kind is _OTHER and shape.linear:
+        _send_in_pieces(lane, array, operand, shape, source, journal)
     else:
         _send_whole(lane, array, operand, shape, _aside(lane, source), journal)
     if told is not None:
@@ -133,6 +129,48 @@ def _direct(lane: Lane) -> bool:
     """
     stream = lane.stream
     return stream.state.capabilities.pageable_read_at_once and stream.nameable() and stream.query()
+
+
+def _send_few(
+    lane: Lane,
+    array: Any,
+    operand: Operand,
+    shape: CopyShape,
+    source: npt.NDArray[np.uint8],
+    journal: Journal | None,
+) -> None:
+    """Enqueue the copy of bytes by way of the slab."""
+    nbytes = source.nbytes
+    # Under the lock, or another thread lets the slab go before the device is told of this place.
+    with lane.stream.state.ordering:
+        slab = lane.slab
+        start = slab.place(nbytes)
+        slab.view[start : start + nbytes] = source
+        transfer(lane, array, operand, shape, slab.address + start, UP, journal)
+        slab.until = lane.stream.seq
+
+
+def _send_in_pieces(
+    lane: Lane,
+    array: Any,
+    operand: Operand,
+    shape: CopyShape,
+    source: npt.NDArray[np.uint8],
+    journal: Journal | None,
+) -> None:
+    """The same for more than the slab takes at once: the device sends one piece while the next is copied."""
+    try:
+        for chunk in chunks(shape, Slab.LARGEST // 2):
+            part = source[chunk.source : chunk.source + chunk.shape.nbytes]
+            _send_few(lane, array, operand.at(chunk.target), chunk.shape, part, journal)
+    except BaseException as error:
+        _unwritten(array, operand, shape, error)
+        raise
+
+
+def _unwritten(array: Any, operand: Operand, shape: CopyShape, error: BaseException) -> None:
+    """One piece failed: all of it counts as never written."""
+    claim(ranges([(array, operand, Access.WRITE, shape)], Access.WRITE), Failure(error))
 
 
 def _aside(lane: Lane, source: npt.NDArray[np.uint8]) -> HostBuffer:
@@ -176,7 +214,7 @@ def _send_in_chunks(
     journal: Journal | None,
     told: Progress | None,
 ) -> None:
-    """Enqueue a large copy piece by piece. If one fails, all of it counts as unwritten."""
+    """Enqueue a large copy piece by piece, through memory that several threads fill."""
 
     def send(host: int, chunk: Chunk) -> None:
         transfer(lane, array, operand.at(chunk.target), chunk.shape, host, UP, journal)
@@ -184,5 +222,5 @@ def _send_in_chunks(
     try:
         upload(lane, source, shape, send, told.reach if told is not None else None)
     except BaseException as error:
-        claim(ranges([(array, operand, Access.WRITE, shape)], Access.WRITE), Failure(error))
+        _unwritten(array, operand, shape, error)
         raise
