@@ -20,6 +20,7 @@ from cuglue.driver.sim import HazardError, SimDriver
 from cuglue.errors import CaptureError, StreamMisuse
 from cuglue.graphics import users
 from cuglue.graphics.glcontext import GlContext
+from cuglue.graphics.mapping import CudaMap
 from cuglue.graphics.transfer import take
 from cuglue.testing import Latch, trace
 from cuglue.testing.handle_suite import new_stream, peek, poke
@@ -264,6 +265,33 @@ def test_a_consumer_that_died(driver: SimDriver, context: GlContext) -> None:
             driver.fill_async(m.device_ptr, 0x48, m.size, stream_handle)
             del stream
         assert (subject.get() == 0x48).all()
+
+
+@pytest.mark.parametrize("several", [False, True])
+@BOTH
+def test_while_somebody_captures_readers_are_told_the_stream(
+    driver: SimDriver, context: GlContext, monkeypatch: pytest.MonkeyPatch, registered: Any, several: bool
+) -> None:
+    """All streams of the device cannot wait then; the map was refused."""
+    monkeypatch.setitem(sys.modules, "numba", object())
+    with registered(driver) as subject, new_stream(subject) as own, new_stream(subject) as capturing:
+
+        def mapped() -> CudaMap:
+            if not several:
+                return subject.handle.map(own.owner)
+            (m,) = cuglue.map_all([subject.handle], own.owner)
+            return m
+
+        for _ in range(3):  # also on the way that a buffer goes when it is mapped again
+            driver.capture_begin(capturing.handle, CaptureMode.RELAXED)
+            with trace(only={"context_wait"}) as calls, mapped() as m:
+                assert calls == []
+                assert not m.everybody
+                assert m.cai_stream() == own.handle
+            driver.graph_destroy(driver.capture_end(capturing.handle))
+            with mapped() as m:
+                assert m.everybody
+                assert m.cai_stream() is None
 
 
 @BOTH

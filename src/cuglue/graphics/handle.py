@@ -128,7 +128,8 @@ class CudaHandle(HandleMakers, WholeContents, Owned):
             timeout: seconds to wait on the host for a write that was recorded (:meth:`record_write`); None: it is
                 waited for on the GPU only.
             join: where PyTorch, Numba, JAX, Warp or PyCUDA is loaded, order all streams of the device after the map,
-                so that readers of the CUDA array interface need no stream. False: they are told the map's stream.
+                so that readers of the CUDA array interface need no stream. False, and while any of those streams
+                captures a graph: they are told the map's stream.
 
         Ordering: only enqueues.
         Ownership: of an image, memory of one copy is kept by the handle; readers share it.

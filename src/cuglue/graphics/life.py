@@ -22,7 +22,7 @@ from .backings import Backing, OpaqueBacking, Part, Share
 from .conflicts import held_for, refuse_conflict
 from .mapping import CudaMap
 from .plan import Plan
-from .users import unannounced_readers
+from .users import order_everybody, unannounced_readers
 
 _OR_ALIAS = "Leave that map first, or pass alias=True to share its memory"
 _ENDED = (HandleState.CLOSING, HandleState.CLOSED, HandleState.TRANSFERRED)
@@ -139,7 +139,7 @@ class Life:
     def _order_everybody(self, m: CudaMap, stream: Stream) -> None:
         """Order all streams of the device after the map; where that fails the map is left again."""
         try:
-            stream.hold_context()
+            order_everybody((m,), stream)
         except BaseException as error:
             try:
                 self.leave_here(m, stream, stream, False)
@@ -147,7 +147,6 @@ class Life:
                 error.add_note(f"leaving {self.name} again failed too: {second}")
                 m.leave_later()
             raise
-        m.everybody = True
 
     def _refuse_conflict(self, share: Share | None, writable: bool) -> None:
         if share is not None:

@@ -29,7 +29,7 @@ from ..errors import CuglueError
 from ..lifecycle import HandleState, MapState
 from .backings import WHOLE
 from .mapping import CudaMap
-from .users import unannounced_readers
+from .users import order_everybody, unannounced_readers
 
 if TYPE_CHECKING:
     from .buffers import BufferShare, GlBuffer
@@ -148,9 +148,7 @@ class Plan:
                 life._state = _MAPPED
                 m._state = _LIVE
             if join and self._joins and unannounced_readers():
-                where.hold_context()
-                for m in maps:
-                    m.everybody = True
+                order_everybody(maps, where)
         except BaseException as error:
             if mapped or not isinstance(error, CuglueError):  # else the driver refused, and nothing changed
                 self._take_back(chosen, maps, error)

@@ -28,7 +28,7 @@ from .registration import (
     undo_map_together,
     unmap_together,
 )
-from .users import unannounced_readers
+from .users import order_everybody, unannounced_readers
 
 
 class MapList(list[CudaMap]):
@@ -245,9 +245,7 @@ def map_all(handles: Iterable[CudaHandle], stream: Any = None, *, mutable: bool 
         taken = {group: iter(group.take()) for group in groups.values()}
         maps = [next(taken[group]) for group in asked]
         if unannounced_readers() and where.state.capabilities.context_events:
-            where.hold_context()  # once for all of them
-            for m in maps:
-                m.everybody = True
+            order_everybody(maps, where)  # once for all of them
     except BaseException as error:
         for group in groups.values():
             group.undo(error)

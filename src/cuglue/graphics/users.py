@@ -7,11 +7,13 @@ wants it. Must not know what the memory is, nor how a map is left.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any, Self
 
 from ..core.foreign import interface_number
 from ..core.stream import Stream, as_stream
 from ..driver.protocol import Access, Driver, MemoryType
+from ..errors import CaptureError
 from ..exchange.tokens import ExportLedger
 from ..exchange.view import Exporter
 from ..layout import Layout
@@ -25,6 +27,19 @@ def unannounced_readers() -> bool:
     """Whether a library is loaded that may read the CUDA array interface on a stream of its own, and not say which."""
     loaded = sys.modules  # asked by every map: a loop over the names costs twice as much
     return "torch" in loaded or "numba" in loaded or "jax" in loaded or "warp" in loaded or "pycuda" in loaded
+
+
+def order_everybody(maps: Iterable[MapUsers], stream: Stream) -> None:
+    """Order all streams of the device after maps on ``stream``, for readers that name none.
+
+    While any of them captures, which that would break, readers are told the maps' stream instead.
+    """
+    try:
+        stream.hold_context()
+    except CaptureError:
+        return
+    for m in maps:
+        m.everybody = True
 
 
 def is_record_of(stream: Stream, obj: object) -> bool:
