@@ -142,8 +142,9 @@ def _piece(lane: Lane, descriptor: Any) -> _Piece:
     operand = moved = None
     if nbytes:
         operand, moved = checked_operand(lane, descriptor), descriptor.copy_shape
-    shape = (nbytes,) if dtype is None else descriptor.shape
-    return descriptor.buffer, operand, moved, nbytes, shape, dtype or _BYTES
+    if dtype is None:
+        return descriptor.buffer, operand, moved, nbytes, (nbytes,), _BYTES
+    return descriptor.buffer, operand, moved, nbytes, descriptor.shape, dtype
 
 
 def _read(lane: Lane, single: bool, pieces: Iterable[_Piece], told: Progress | None) -> Reading:

@@ -165,7 +165,8 @@ class Runtime(Owned):
         if shape is None and progress is None and type(buffer) is Buffer:
             return reads.read_buffer(lane, buffer, item)
         if shape is None:
-            shape = operand_of(buffer, self._place).nbytes // item.itemsize
+            whole = buffer if isinstance(buffer, Buffer) else operand_of(buffer, self._place)
+            shape = whole.nbytes // item.itemsize
         future = reads.read_async(lane, Buffer.descriptor(buffer, shape, item), progress)
         return future  # type: ignore[return-value] # one descriptor, one buffer
 
