@@ -23,6 +23,7 @@ from cuglue.errors import (
     MapUnavailableError,
     NoContextError,
     StreamMisuse,
+    UsageError,
     WrongThreadError,
 )
 from cuglue.graphics import glcontext
@@ -493,6 +494,30 @@ def test_A3_pumped_calls_wait_for_the_application(driver: Driver, context: GlCon
             ran += ops.pump(0.1)
         thread.join(30)
         assert ran == 2  # map and leave
+
+
+@pytest.mark.gl
+@pytest.mark.parametrize("make", [make_texture, make_buffer], ids=["texture", "buffer"])
+def test_A3_a_second_handle_has_the_ops_of_the_first(
+    driver: Driver, context: GlContext, make: Callable[..., int]
+) -> None:
+    """Its calls would run where the first one's do, whatever ops were named."""
+    register = cuglue.register_texture if make is make_texture else cuglue.register_buffer
+    name, pumped = make(8, 8) if make is make_texture else make(64), GlOps.pumped()
+    pumped.pump()
+    with register(name) as first, register(name, ops=context.ops) as second:
+        with pytest.raises(
+            UsageError, match=r"got <PumpedOps .*expected <InlineOps .*Close that handle first"
+        ):
+            register(name, ops=pumped)
+        assert not first.closed
+        with second.map():
+            pass
+    with register(name, ops=pumped) as first, register(name) as second, register(name, ops=pumped):
+        with pytest.raises(UsageError, match="got <InlineOps"):
+            register(name, ops=context.ops)
+        with second.map():
+            pass
 
 
 # --- forgotten ------------------------------------------------------------------------------------------------

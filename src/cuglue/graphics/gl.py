@@ -18,7 +18,7 @@ from ..driver.registry import current_driver
 from ..errors import DriverError, UnsupportedError, UsageError
 from ..formats import Format, check_registrable
 from ..memory.resource import DeviceMemoryResource
-from .backings import Backing
+from .backings import Backing, GlBacking
 from .buffers import GlBuffer
 from .clientops import CudaGlOps
 from .defaults import image_memory
@@ -34,7 +34,7 @@ from .globjects import (
     image_level,
     target_name,
 )
-from .glops import GlOps
+from .glops import GlOps, InlineOps
 from .handle import CudaHandle
 from .image_copy import image_copier
 from .images import TEXTURE_3D, GlImage
@@ -61,7 +61,8 @@ def register_buffer(
 
     Args:
         name: its GL name; it must have storage.
-        ops: where GL calls run; None: this thread, in the context current on it.
+        ops: where GL calls run; None: this thread, in the context current on it, or where those of a handle run that
+            the buffer has already.
         access: "read" promises that CUDA never writes it, "write_discard" that CUDA writes all of it in each map.
         device: ordinal of the CUDA device; None: the one that OpenGL renders on.
 
@@ -73,6 +74,7 @@ def register_buffer(
         NotAllocatedError: no buffer of that name, or it has no storage.
         NoContextError, WrongThreadError: no OpenGL context where the calls have to run.
         UnsupportedError: this driver or renderer cannot share memory.
+        UsageError: another handle of the buffer is open, whose calls run elsewhere than ``ops``.
         DriverError: the driver refused.
     """
     name = _name("buffer", name)
@@ -192,7 +194,22 @@ def _register(ops: GlOps | None, open_: Callable[..., Life], *args: Any) -> Cuda
         raise UsageError("ops", got=shown(ops), expected="GlOps (a context's .ops), or None")
     driver = current_driver()
     where = ops or ops_here()
-    return CudaHandle(where.call(open_, driver, where, *args))
+    life: Life = where.call(open_, driver, where, *args)
+    backing = life.backing
+    if ops is not None and isinstance(backing, GlBacking) and not _alike(ops, backing.registration.ops):
+        raise UsageError(
+            f"ops of {life!r}",
+            got=f"{ops!r}",
+            expected=f"{backing.registration.ops!r}, as of the handle of it that is open",
+            hint="Close that handle first, or register with its ops",
+        )
+    return CudaHandle(life)
+
+
+def _alike(one: GlOps, other: GlOps) -> bool:
+    """Whether calls run in the same place for both, and reach it from other threads in the same way."""
+    inline = isinstance(one, InlineOps) and isinstance(other, InlineOps)
+    return one is other or (inline and one.thread == other.thread)
 
 
 def _open_buffer(driver: Driver, ops: GlOps, name: int, access: Access, device: int | None) -> Life:
