@@ -47,6 +47,21 @@ def flush(pool: PoolResource) -> None:
 # --- memory of one array after the other ----------------------------------------------------------------------------
 
 
+def test_arrays_on_streams_in_turn_have_memory_of_their_own_stream(device: Any) -> None:
+    sim: SimDriver = device()
+    pool = PoolResource(AsyncCudaResource())
+    streams = [sim.Stream(), sim.Stream()]
+    for turn in range(4):
+        for stream in (*streams, streams[turn % 2]):
+            with stream:
+                pointers = [pool.malloc(1000), pool.malloc(5000)]
+            homes = [pointer.mem.span.home for pointer in pointers]
+            assert [home.stream for home in homes] == [cuglue.as_stream(stream)] * 2
+            del pointers
+    assert pool.counters.misses <= 4
+    nothing_is_lost(pool)
+
+
 def test_blocks_and_arrays_take_turns(pool: PoolResource) -> None:
     pointer = pool.malloc(1000)
     address = pointer.ptr
