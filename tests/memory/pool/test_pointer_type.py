@@ -1,8 +1,8 @@
 """What CuPy looks at of memory: the exact class of a pointer.
 
 Its kernels that take memory as it is (reductions by CUB, sorts, FFTs) look the class up in a table and fail on any
-other, a subclass of MemoryPointer too: ``AssertionError: <class '...PoolPointer'>`` from ``cupy/_core/_kernel.pyx`` on an
-H200. A memory object may be of any class below BaseMemory.
+other, a subclass of MemoryPointer too: ``AssertionError: <class '...PoolPointer'>`` from ``cupy/_core/_kernel.pyx`` on
+an H200. A memory object may be of any class below BaseMemory.
 """
 
 from __future__ import annotations
