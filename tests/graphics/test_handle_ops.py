@@ -174,6 +174,31 @@ def test_A2_a_shorter_mapping_is_given_back(driver: Driver, ops: CountingOps) ->
         assert ops.count() == (1, 1, 0)
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [5, (1,), (4096, SIZE, 0), ("a", SIZE), (4096, 256.0), (True, SIZE), (-8, SIZE), (2**64, SIZE), "ab"],
+)
+def test_A2_what_is_no_mapping_is_refused_and_given_back(
+    driver: Driver, ops: CountingOps, answer: Any
+) -> None:
+    ops.answer = lambda: answer
+    with CudaHandle.from_gl(0xC0DE, SIZE, ops) as handle:
+        with pytest.raises(UsageError, match=r"map\(\) of the ops .*expected \(address, bytes\)"):
+            handle.map()
+        assert ops.count() == (1, 1, 0)
+        ops.answer = lambda: (ops.ptr, SIZE)
+        with handle.map():
+            pass
+
+
+def test_A2_row_67_a_null_pointer_is_no_mapping(driver: Driver, ops: CountingOps) -> None:
+    ops.answer = lambda: (0, SIZE)
+    with CudaHandle.from_gl(0xC0DE, SIZE, ops) as handle:
+        with pytest.raises(MapUnavailableError, match="null pointer"):
+            handle.map()
+        assert ops.count() == (1, 1, 0)
+
+
 def test_A2_A6_a_buffer_of_nothing(driver: Driver, ops: CountingOps) -> None:
     ops.answer = lambda: (0, 0)
     with CudaHandle.from_gl(0xC0DE, 0, ops) as handle, handle.map() as m:

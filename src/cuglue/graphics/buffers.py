@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from ctypes import c_int, c_int64
 from typing import Protocol
 
+from ..arguments import shown, whole
 from ..core.block import Block, BlockLife
 from ..core.device import DeviceState
 from ..core.stream import Stream
@@ -194,13 +195,7 @@ class ForeignBuffer(Backing):
         if answer is None:
             raise self._unavailable("None from its ops")
         try:
-            ptr, nbytes = answer
-            if nbytes < self.size:
-                raise LayoutError(
-                    f"{self}",
-                    got=f"a mapping of {nbytes} bytes from its ops",
-                    expected=f"at least {self.size}",
-                )
+            ptr, nbytes = self._checked(answer)
             if not self.state.alone:
                 self._check_device(ptr)
             with self.state.ordering:
@@ -223,6 +218,24 @@ class ForeignBuffer(Backing):
         """Inherited. Without a runtime there is no queue, and nothing to give back."""
         if hasattr(self, "state"):
             super().post(function)
+
+    def _checked(self, answer: object) -> tuple[int, int]:
+        """``(address, bytes)`` of a mapping. What may be none at all would be read by kernels and copies."""
+        pair = answer if isinstance(answer, tuple | list) and len(answer) == 2 else (None, None)
+        ptr, nbytes = whole(pair[0]), whole(pair[1])
+        if ptr is None or nbytes is None or not 0 <= ptr < 2**64:
+            raise UsageError(
+                f"map() of the ops of {self}",
+                got=shown(answer),
+                expected="(address, bytes), or None where it cannot be mapped now",
+            )
+        if nbytes and not ptr:
+            raise self._unavailable(f"a null pointer to {nbytes} bytes from its ops")
+        if not self.size <= nbytes < 2**63:
+            raise LayoutError(
+                f"{self}", got=f"a mapping of {nbytes} bytes from its ops", expected=f"at least {self.size}"
+            )
+        return ptr, nbytes
 
     def _unavailable(self, got: str) -> MapUnavailableError:
         return MapUnavailableError(f"{self} cannot be mapped", got=got, reason="ops_failed")

@@ -101,7 +101,7 @@ def register_texture(
         target: GL_TEXTURE_2D, GL_TEXTURE_RECTANGLE, GL_TEXTURE_3D, GL_TEXTURE_2D_ARRAY or GL_TEXTURE_CUBE_MAP.
         ops, device: as for :func:`register_buffer`.
         format: the image that the texels carry, where it is another than theirs ("NV12", "BGRA8"); only interprets.
-        width, height: of such an image, in pixels; None: those of the texture.
+        width, height: of such an image, in pixels; None: what the texture's texels hold, planes counted in.
         memory: where the linear copy comes from; None: straight from the driver.
 
     Ordering, Ownership: as for :func:`register_buffer`.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from ..arguments import shown, whole_of
+from ..arguments import shown, whole, whole_of
 from ..core.device import device_state
 from ..driver.protocol import Driver
 from ..driver.registry import current_driver
@@ -60,7 +60,7 @@ class HandleMakers:
             LayoutError: no resource, or a negative size.
             UsageError: ops that lack one of the three.
         """
-        if not isinstance(resource, int) or resource == 0:
+        if whole(resource) in (None, 0):
             raise LayoutError("registered resource", got=shown(resource), expected="a handle that is not 0")
         size = whole_of(
             f"size of registered resource {resource:#x}", size, expected="0 or more bytes", error=LayoutError

@@ -6,6 +6,7 @@ have. Must not know where the array comes from.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Literal, NamedTuple
 
 from ..arguments import shown, whole
@@ -21,6 +22,7 @@ from ..formats import (
     check_carrier,
     from_descriptor,
     plane_views,
+    tight_geometry,
 )
 from ..layout import Layout
 
@@ -93,7 +95,7 @@ def image_layout(found: Format, carried: Carried, texels: int, rows: int) -> Ima
         return ImageLayout(found, Layout.of((rows, texels, found.channels), found.dtype), None)
     format = carried.format
     width = texels if carried.width is None else carried.width
-    height = rows if carried.height is None else carried.height
+    height = _height(format, width, rows) if carried.height is None else carried.height
     geometry = check_carrier(format, width, height, found.texel, texels, rows)
     planes = plane_views(format, width, height, texels if format.packing is Packing.SEMI_PLANAR else None)
     if format.packing is Packing.SEMI_PLANAR:
@@ -103,6 +105,12 @@ def image_layout(found: Format, carried: Carried, texels: int, rows: int) -> Ima
     else:
         shape = (height, width, format.channels)
     return ImageLayout(format, Layout.of(shape, format.dtype), planes)
+
+
+def _height(format: Format, width: int, rows: int) -> int:
+    """Height in pixels of the image that so many rows of texels hold, planes one below the other; rows if of none."""
+    found = bisect_left(range(1, rows), rows, key=lambda height: tight_geometry(format, width, height).rows)
+    return 1 + found
 
 
 def texel_of(info: ArrayInfo) -> Texel:
