@@ -92,12 +92,39 @@ def test_an_array_with_gaps_is_sent_in_order(rt: Runtime, cmd: Command, x: Buffe
     assert ways == [True, False]
 
 
+def test_views_of_ordinary_arrays_do(rt: Runtime, cmd: Command, x: Buffer, ways: list[bool]) -> None:
+    frames = np.random.default_rng(5).integers(0, 256, (3, N // 2), "u2").view("u1")
+    targets = np.zeros_like(frames)
+    for frame, target in zip(frames, targets, strict=True):
+        cmd.write_to_gpu(x.descriptor(N), frame)
+        cmd.write_to_cpu(x.descriptor(N), target)
+    cmd.write_to_cpu(x.descriptor(N // 2, "u2"), targets.view("u2")[2])
+    assert targets.tolist() == frames.tolist()
+    assert ways == [True] * 7
+
+
+def test_a_view_with_gaps_is_no_place_for_a_read(rt: Runtime, cmd: Command, x: Buffer) -> None:
+    with pytest.raises(LayoutError):
+        cmd.write_to_cpu(x.descriptor(N), np.zeros(2 * N, "u1")[::2])
+
+
 def unusual_source(rt: Runtime, cmd: Command, x: Buffer, data: Any) -> None:
     cmd.write_to_gpu(x.descriptor(N), data.tobytes())
 
 
-def view_of_an_array(rt: Runtime, cmd: Command, x: Buffer, data: Any) -> None:
-    cmd.write_to_gpu(x.descriptor(N), np.concatenate([data, data])[:N])
+def view_of_bytes(rt: Runtime, cmd: Command, x: Buffer, data: Any) -> None:
+    cmd.write_to_gpu(x.descriptor(N), np.frombuffer(data.tobytes(), "u1"))
+
+
+def view_with_gaps(rt: Runtime, cmd: Command, x: Buffer, data: Any) -> None:
+    cmd.write_to_gpu(x.descriptor(N), np.repeat(data, 3)[1::3])
+
+
+def view_of_pinned(rt: Runtime, cmd: Command, x: Buffer, data: Any) -> None:
+    memory = cmd.reserve_cpu(2 * N)
+    memory[:N] = data
+    for view in (memory[:N], np.asarray(memory)[:N]):
+        cmd.write_to_gpu(x.descriptor(N), view)
 
 
 def pinned(rt: Runtime, cmd: Command, x: Buffer, data: Any) -> None:
@@ -139,7 +166,9 @@ def with_progress(rt: Runtime, cmd: Command, x: Buffer, data: Any) -> None:
     ("write", "short_of"),
     [
         (unusual_source, [False]),
-        (view_of_an_array, [False]),
+        (view_of_bytes, [False]),
+        (view_with_gaps, [False]),
+        (view_of_pinned, [False, False]),
         (pinned, [False]),
         (by_rows, [False, False]),
         (declared, [False]),

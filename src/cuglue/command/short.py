@@ -88,8 +88,12 @@ def fetch(lane: Lane, descriptor: Any, data: Any) -> bool:
 
 def _usual(lane: Lane, descriptor: Any, data: Any) -> Operand | None:
     """The memory of a buffer, if this transfer can be the usual one, whoever used it last."""
-    if type(data) is not np.ndarray or data.base is not None or type(descriptor) is not CopyDescriptor:
+    if type(data) is not np.ndarray or type(descriptor) is not CopyDescriptor:
         return None
+    if (base := data.base) is not None and not (
+        type(base) is np.ndarray and base.base is None and data.flags.c_contiguous
+    ):
+        return None  # pinned, mapped from a file, or with gaps
     stream, shape, nbytes = lane.stream, descriptor._moved, data.nbytes
     if (
         not 0 < nbytes <= Slab.LARGEST
