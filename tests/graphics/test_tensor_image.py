@@ -424,6 +424,26 @@ def test_A20_a_registration_is_not_given_away_under_a_map_of_the_host(
 
 
 @pytest.mark.gl
+@pytest.mark.parametrize("kind", ["buffer", "texture", "parts"])
+def test_A22_a_handle_is_not_closed_under_a_map_of_the_host(
+    driver: Any, context: GlContext, kind: str
+) -> None:
+    """What the host wrote was lost: there was nothing any more to copy it to."""
+    with tensor_over(kind, driver) as tensor:
+        handle = tensor.cuda
+        assert handle is not None
+        with tensor.map() as pixels:
+            pixels[...] = 4
+            with pytest.raises(BusyError, match="a map of the host"):
+                handle.close()
+            assert not handle.closed
+        with handle.map() as m:
+            assert (peek(m) == 4).all()
+        handle.close()
+        assert handle.closed
+
+
+@pytest.mark.gl
 def test_tensors_over_one_object_tell_each_other(driver: Any, context: GlContext) -> None:
     """Both would copy it back."""
     with tensor_over("texture", driver) as tensor, Tensor((4, 4), "RGBA8", cuda=tensor.cuda) as other:

@@ -290,6 +290,7 @@ class CudaHandle(HandleMakers, WholeContents, Owned):
         registration, and nothing is done.
 
         Raises:
+            BusyError: a tensor's host map is open, which would lose what it holds.
             DriverError, WrongThreadError: it could not be ended; the handle can be closed again.
         """
         if self._owned_pid != os.getpid():

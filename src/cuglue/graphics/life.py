@@ -315,6 +315,8 @@ class Life:
         with self._lock:
             self._leave_left_over()
             if not [other for other in self._users if other is not handle]:
+                if self.host:
+                    raise busy(self.name, "a map of the host", "Leave that map first")
                 state = step(HANDLE, self._state, "close", self.name)
                 if state is HandleState.CLOSED:
                     self._destroy()
