@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import os
 import threading
 from typing import Any
 
 import pytest
+from interrupts import interrupted, interrupted_after
 
 import cuglue
 from cuglue import testing
@@ -226,6 +229,41 @@ def test_two_threads_run_each_action_once(queue: RetireQueue) -> None:
         thread.join(30)
     queue.drain(block=True)
     assert sorted(ran) == list(range(3000))
+
+
+@pytest.mark.parametrize("points", [interrupted, interrupted_after])
+@pytest.mark.parametrize("block", [False, True])
+def test_an_interrupted_drain_lets_go_its_lock_and_loses_nothing(
+    sim: SimDriver, points: Any, block: bool
+) -> None:
+    """Also one that comes as the lock was just taken, after ``deque(...)``, or while an error is dealt with."""
+    found = set()
+    for step in itertools.count(1):
+        queue = RetireQueue(device_state(sim, 0))
+        ran: list[int] = []
+
+        def refused() -> None:
+            raise ValueError
+
+        def drain(block: bool = block, queue: RetireQueue = queue) -> None:
+            with contextlib.suppress(ValueError):
+                queue.drain(block=block)
+
+        queue.push((), lambda ran=ran: ran.append(1))  # type: ignore[misc]
+        queue.push((), refused)
+        queue.push((), lambda ran=ran: ran.append(2))  # type: ignore[misc]
+        queue.forget(lambda ran=ran: ran.append(3))  # type: ignore[misc]
+        where = points(drain, step, "core/retire.py")
+        other = threading.Thread(target=drain, args=(True,), daemon=True)
+        other.start()
+        other.join(10)
+        assert not other.is_alive(), where
+        assert set(ran) == {1, 2, 3}, where
+        assert [item.action for item in queue._waiting] == [refused], where
+        if where is None:
+            break
+        found.add(where)
+    assert len(found) > 8
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")

@@ -59,8 +59,7 @@ class RetireQueue:
         self._life = process.life
         self._inbox: deque[Retired] = deque()
         self._waiting: list[Retired] = []
-        self._draining = threading.RLock()
-        self._owner: int | None = None  # thread that drains now; a drain inside a drain does nothing
+        self._draining: Any = threading.RLock()  # held by the thread that drains now
 
     def push(
         self,
@@ -150,12 +149,26 @@ class RetireQueue:
             not self.forgotten and not self.deferred and not self._inbox and not self._waiting
         ) or self._life is not process.life:
             return 0
-        me = threading.get_ident()
-        if self._owner == me or not self._draining.acquire(blocking=block):
-            return 0
-        self._owner = me
-        done = 0
+        lock = self._draining
+        if lock._is_owned():  # as threading.Condition asks
+            return 0  # a drain inside a drain does nothing
         errors: list[BaseException] = []
+        try:
+            if not lock.acquire(blocking=block):
+                return 0
+            done = self._run(block, errors)
+        except BaseException:  # an interrupt
+            if lock._is_owned():  # else it ended the wait for the lock
+                lock.release()
+            raise
+        lock.release()
+        raise_together("draining the retire queue", errors)
+        return done
+
+    def _run(self, block: bool, errors: list[BaseException]) -> int:
+        """:meth:`drain`, with the lock held; what fails is added to ``errors``."""
+        me = threading.get_ident()
+        done = 0
         kept: list[Retired] = []
         pending = deque(self._waiting)
         self._waiting = []
@@ -172,18 +185,15 @@ class RetireQueue:
                     item.action()
                     done += 1
                 except CaptureError:
-                    kept.append(item)  # not a failure: its time comes when the capture is over
+                    kept += (item,)  # not a failure: its time comes when the capture is over
                 except Exception as error:  # noqa: BLE001 - every entry is tried; raised below
+                    kept += (item,)
                     errors.append(error)
-                    kept.append(item)
                 except BaseException:
-                    kept.append(item)  # interrupted: nothing that still waits may be lost
+                    kept += (item,)  # interrupted: nothing that still waits may be lost
                     raise
         finally:
             self._waiting = [*kept, *pending]
-            self._owner = None
-            self._draining.release()
-        raise_together("draining the retire queue", errors)
         return done
 
     def _take_arrivals(self, into: deque[Retired]) -> bool:
