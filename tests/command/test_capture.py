@@ -731,6 +731,83 @@ def test_captures_on_two_streams_at_once(rt: Runtime) -> None:
         graph.close()
 
 
+ASKS: dict[str, Any] = {
+    "done": lambda a, b: a.done(a.seq),
+    "wait_for": lambda a, b: b.wait_for(a, a.seq),
+    "join": lambda a, b: b.join(a),
+    "record": lambda a, b: a.record(),
+    "join_context": lambda a, b: b.join_context(),
+    "hold_context": lambda a, b: b.hold_context(),
+    "unknown": lambda a, b: b.wait_for(cuglue.as_stream(b.handle + 1000), 1),
+}
+
+
+@pytest.mark.parametrize("ask", ASKS)
+def test_a_capture_that_begins_meanwhile_gets_no_event_of_another_thread(
+    driver: Any, rt: Runtime, stream: Any, x: Any, ask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the question whether the stream captures and the record of the event, a capture begins."""
+    a, b = cuglue.as_stream(stream), cuglue.as_stream(rt.stream(1))
+    capture = rt.capture(stream)
+    capture.prepare()
+    a.submit()
+    begun, tried = threading.Event(), threading.Event()
+
+    def begin() -> None:
+        capture.begin()
+        begun.set()
+
+    beginning = threading.Thread(target=begin)
+
+    def let_in(call: Any) -> Any:
+        def record(*args: Any) -> Any:
+            if not tried.is_set():
+                tried.set()
+                beginning.start()
+                assert not begun.wait(0.2), "it waits for the record"
+            return call(*args)
+
+        return record
+
+    for name in "event_record", "context_record":
+        monkeypatch.setattr(driver, name, let_in(getattr(driver, name)))
+    ASKS[ask](a, b)
+    beginning.join(10)
+    assert begun.is_set()
+    increment(rt, x, stream=stream)
+    with capture.end() as graph:
+        graph.replay()
+        assert value(rt, x, stream) == 1
+    assert a.done(a.seq)
+
+
+def test_an_event_that_came_into_somebody_elses_capture_is_forgotten(
+    driver: Any, rt: Runtime, stream: Any, x: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others begin captures without a word: the event says nothing from then on, and must not stay in the way."""
+    a = cuglue.as_stream(stream)
+    with rt.capture(stream) as capture:
+        increment(rt, x, stream=stream)
+    graph = capture.graph
+    graph.replay()
+    record = driver.event_record
+
+    def begin_first(event: int, handle: int) -> None:
+        monkeypatch.undo()
+        driver.capture_begin(a.handle, CaptureMode.RELAXED)
+        record(event, handle)
+
+    monkeypatch.setattr(driver, "event_record", begin_first)
+    assert not a.done(a.seq)
+    try:
+        driver.graph_destroy(driver.capture_end(a.handle))
+    except DriverError:
+        pass  # the question spoiled it
+    graph.close()
+    assert value(rt, x, stream) == 1
+    assert a.done(a.seq)
+
+
 @pytest.mark.gpu
 def test_closing_a_graph_whose_replay_still_runs() -> None:
     from cuglue.testing import Latch

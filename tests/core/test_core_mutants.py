@@ -184,9 +184,9 @@ def test_an_event_of_a_stream_whose_owner_was_finalised_goes_when_it_is_done(
     stream, other = streams(2)
     stream.state.owners.pop(stream.id, None)  # as its finaliser does
     other.wait_for(stream, stream.submit())
-    assert len(stream._events) == 1
+    assert len(stream.events) == 1
     stream.state.retire.drain(block=True)
-    assert len(stream._events) == 0
+    assert len(stream.events) == 0
 
 
 def test_a_use_elsewhere_is_told_to_the_stream_of_the_last_write(streams: Any) -> None:

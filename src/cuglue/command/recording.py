@@ -15,10 +15,14 @@ from ..errors import CuglueError
 def begin(stream: Stream) -> None:
     """Record what is queued on ``stream`` from now on, instead of running it.
 
+    Another thread that found the stream not capturing, and orders something by it or by the whole device, is let end.
+
     Raises:
         DriverError: refused; the stream is as before.
     """
-    stream.driver.capture_begin(stream.handle, CaptureMode.RELAXED)
+    state = stream.state
+    with state.ordering, stream.marking, state.beginning:
+        stream.driver.capture_begin(stream.handle, CaptureMode.RELAXED)
 
 
 def end(stream: Stream) -> int:

@@ -15,14 +15,16 @@ if TYPE_CHECKING:
 def join_all(stream: Stream) -> None:
     """Order later work of ``stream`` after everything queued on the device."""
     state, driver = stream.state, stream.driver
-    state.refuse_captures("wait for the whole device")
     if not state.capabilities.context_events:
+        state.refuse_captures("wait for the whole device")
         driver.device_synchronize(state.device)
         return
     event = state.take_event()
     try:
-        driver.context_record(event, state.device)
-        driver.stream_wait_event(stream.handle, event)
+        with state.beginning:
+            state.refuse_captures("wait for the whole device")
+            driver.context_record(event, state.device)
+            driver.stream_wait_event(stream.handle, event)
     finally:
         state.give_event(event)
 
@@ -33,16 +35,18 @@ def hold_all(stream: Stream) -> None:
     Two calls of the driver: the event is recorded for this, and nobody else has to find it.
     """
     state, driver = stream.state, stream.driver
-    state.refuse_captures("let the whole device wait")
     if not state.capabilities.context_events:
+        state.refuse_captures("let the whole device wait")
         stream.synchronize()
         return
     event = state.take_event()
     try:
-        if stream.nameable():
-            driver.event_record(event, stream.handle)
-        else:
-            driver.context_record(event, state.device)
-        driver.context_wait(event, state.device)
+        with state.beginning:
+            state.refuse_captures("let the whole device wait")
+            if stream.nameable():
+                driver.event_record(event, stream.handle)
+            else:
+                driver.context_record(event, state.device)
+            driver.context_wait(event, state.device)
     finally:
         state.give_event(event)

@@ -50,7 +50,10 @@ class DeviceState:
         self.refuge: Stream | None = None  # where memory is freed whose own stream may not be named any more
         # Held from the first wait to the stamp of an operation: two threads on one block must not interleave there.
         self.ordering = threading.RLock()
-        self._spare: deque[int] = deque()  # events; appended by finalisers, so a deque and no lock
+        # Held as a capture begins, and from the question whether any stream captures to what concerns all of them.
+        # Whoever wants several takes ordering first, then a stream's marking, then this one.
+        self.beginning = threading.Lock()
+        self.spare: deque[int] = deque()  # events; appended by finalisers, so a deque and no lock
         self.alone = driver.device_count() == 1  # no call has to say whose stream it means
 
     def own_handle(self, stream: int) -> int:
@@ -75,8 +78,8 @@ class DeviceState:
     def take_event(self) -> int:
         """An event nobody uses; creates one only if there is no spare."""
         try:
-            event = self._spare[0]
-            del self._spare[0]  # no call since: an interrupt would lose it
+            event = self.spare[0]
+            del self.spare[0]  # no call since: an interrupt would lose it
             return event
         except IndexError:
             return self.driver.event_create(self.device)
@@ -86,12 +89,12 @@ class DeviceState:
 
         The event may be pending still: recording it again only replaces what later waits see.
         """
-        self._spare.append(event)
+        self.spare.append(event)
 
     def close_events(self) -> None:
         """Destroy the spare events."""
-        while self._spare:
-            self.driver.event_destroy(self._spare.popleft())
+        while self.spare:
+            self.driver.event_destroy(self.spare.popleft())
 
 
 def device_state(driver: Driver, device: int) -> DeviceState:

@@ -1,7 +1,7 @@
 """Streams as records, and the arithmetic that decides when one has to wait for another.
 
-Owns: which (stream, seq) another stream has already waited for, the events that make it so, and the matching of
-foreign stream objects to records. Must not know blocks, maps or arrays.
+Owns: which (stream, seq) another stream has already waited for, and the matching of foreign stream objects to records;
+the events that make it so are of ``cover``. Must not know blocks, maps or arrays.
 
 ``seq`` counts what we submitted to a stream. A wait is needed only where ``synced[origin] < seq``; then one event is
 recorded on the origin (it covers everything issued there so far), one wait is queued here, and ``synced`` moves up.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from bisect import bisect_left
 from collections import deque
 from typing import Any
 
@@ -22,6 +21,7 @@ from ..driver.protocol import LEGACY_STREAM, PER_THREAD_STREAM, CaptureStatus, D
 from ..driver.registry import current_driver
 from ..errors import CaptureError, DriverError, StreamMisuse
 from .context import hold_all, join_all
+from .cover import POLL_EVERY, cover, give_back, poll
 from .device import DeviceState, device_state
 from .event import Event, follow
 from .foreign import check_driver, handle_of
@@ -30,7 +30,6 @@ from .process import ThreadToken, this_thread
 _ids = itertools.count(1)
 _NO_CAPTURE = CaptureStatus.NONE
 INVALID_HANDLE = 400  # cudaErrorInvalidResourceHandle
-_POLL_EVERY = 16  # more outstanding events of a stream: old ones are looked at
 
 
 class Stream:
@@ -46,21 +45,25 @@ class Stream:
         completed: the seq known to be done.
         asked: the seq up to which anybody was told of; while it is behind, a replay may go on under the newest one.
         thread: whose per-thread default stream this is; None for every other stream.
+        events: (seq covered, event), oldest first: recorded, and not known to be complete.
+        marking: held while ``events`` change, from the question whether the stream captures to the record of an event,
+            and as a capture begins.
+        poll_above: with more events than this old ones are looked at.
     """
 
     __slots__ = (
         "__weakref__",
         "_count",
-        "_events",
-        "_lock",
-        "_poll_above",
         "asked",
         "completed",
         "device",
         "driver",
+        "events",
         "handle",
         "id",
+        "marking",
         "owner",
+        "poll_above",
         "seq",
         "state",
         "synced",
@@ -76,13 +79,13 @@ class Stream:
         self.handle = state.own_handle(handle)
         self.thread = thread  # of a per-thread default stream; other threads cannot name it
         self.id = next(_ids)
-        self._events: deque[tuple[int, int]] = deque()  # (seq covered, event), oldest first
+        self.events: deque[tuple[int, int]] = deque()
         self.own(owner)  # with the finaliser's three fields there: from here on it has something to undo
         self.seq = self.completed = self.asked = 0
         self._count = itertools.count(1)  # atomic, and half the price of a lock on every allocation and free
         self.synced: dict[int, int] = {}
-        self._lock = threading.Lock()
-        self._poll_above = _POLL_EVERY
+        self.marking = threading.Lock()
+        self.poll_above = POLL_EVERY
 
     def own(self, owner: object) -> None:
         """Keep ``owner`` alive as long as this record."""
@@ -111,7 +114,7 @@ class Stream:
         if origin is self or self.synced.get(origin.id, 0) >= seq:
             return False
         self.refuse_capture("wait for another stream", "Run the work once before, or in the warmup()")
-        covered, event = origin._cover(seq)
+        covered, event = cover(origin, seq)
         self.wait_event(event)
         if self.synced.get(origin.id, 0) < covered:
             self.synced[origin.id] = covered
@@ -136,8 +139,9 @@ class Stream:
         if not origin.nameable():
             return self.wait_for(origin, origin.submit())
         self.refuse_capture("wait for another stream", "Run the work once before, or in the warmup()")
-        origin.refuse_capture("record an event")
-        follow(self, origin)
+        with origin.marking:
+            origin.refuse_capture("record an event")
+            follow(self, origin)
         return True
 
     def join_context(self) -> None:
@@ -153,36 +157,6 @@ class Stream:
         Ordering: only enqueues where the driver has context events, else blocks the host for this stream.
         """
         hold_all(self)
-
-    def _cover(self, seq: int) -> tuple[int, int]:
-        """``(covered, event)`` with ``covered >= seq``; records an event only if none covers it yet."""
-        with self._lock:
-            if self._events and self._events[-1][0] >= seq:
-                return self._events[-1]
-            if len(self._events) > self._poll_above:
-                self._poll()
-                self._poll_above = len(self._events) + _POLL_EVERY
-            covered = max(self.seq, seq)  # whoever knows a seq has queued that operation
-            self.asked = self.seq
-            event = self.state.take_event()
-            try:
-                if self.nameable():
-                    self.refuse_capture("record an event")
-                    self.driver.event_record(event, self.handle)
-                else:
-                    # Nobody may touch the handle: the whole device stands for it.
-                    self.state.refuse_captures("record an event of the whole device")
-                    if self.state.capabilities.context_events:
-                        self.driver.context_record(event, self.device)
-                    else:
-                        self.driver.device_synchronize(self.device)  # after which any event is complete
-            except BaseException:
-                self.state.give_event(event)
-                raise
-            self._events.append((covered, event))
-            if self.owner is not None and self.id not in self.state.owners:  # finalised: else it is lost
-                self.state.retire.push([(self, covered)], self.synchronize)
-            return covered, event
 
     def nameable(self) -> bool:
         """Whether the handle surely means this stream on this thread: its owner lives, or it is a default stream."""
@@ -200,17 +174,10 @@ class Stream:
             return True
         if self.capture_status() is not _NO_CAPTURE:
             return False
-        self._cover(seq)
-        with self._lock:
-            self._poll()
+        cover(self, seq)
+        with self.marking:
+            poll(self)
         return self.completed >= seq
-
-    def _poll(self) -> None:
-        """Note which outstanding events have completed (lock held). They do so in their order: few are asked."""
-        done = bisect_left(self._events, True, key=lambda known: not self.driver.event_query(known[1]))
-        for _ in range(done):
-            self.completed, event = self._events.popleft()
-            self.state.give_event(event)
 
     def query(self) -> bool:
         """True if everything queued here is done. Never blocks; raises the fault that this reveals."""
@@ -228,15 +195,15 @@ class Stream:
             self.driver.device_synchronize(self.device)
         if seq > self.completed:
             self.completed = seq
-        if self._events:
-            with self._lock:
-                while self._events and self._events[0][0] <= self.completed:
-                    self.state.give_event(self._events.popleft()[1])
+        if self.events:
+            with self.marking:
+                give_back(self, sum(covered <= self.completed for covered, _ in self.events))
 
     def record(self) -> Event:
         """An event of everything queued here so far. Only enqueues."""
-        self.refuse_capture("record an event")
-        return Event(self)
+        with self.marking:
+            self.refuse_capture("record an event")
+            return Event(self)
 
     def wait(self, event: Event) -> None:
         """Order later work here after ``event``. Only enqueues."""
@@ -273,11 +240,10 @@ class Stream:
     def __del__(self) -> None:
         # What was freed in the same cycle may bring this record back to life: it must not give an event twice, and
         # its own reference to the owner, which is still there, is what keeps the handle good then.
-        if not hasattr(self, "_events"):
+        if not hasattr(self, "events"):
             return  # its making was interrupted
         self.state.owners.pop(self.id, None)
-        while self._events:
-            self.state.give_event(self._events.popleft()[1])
+        give_back(self, len(self.events))
 
 
 def as_stream(obj: object = None, *, device: int | None = None, driver: Driver | None = None) -> Stream:
