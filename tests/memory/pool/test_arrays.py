@@ -15,6 +15,7 @@ import pytest
 import cuglue
 from cuglue import Access, AsyncCudaResource, PoolResource
 from cuglue.core.device import device_state
+from cuglue.errors import ClosedError
 from cuglue.memory.lookup import block_behind, owned_block
 from cuglue.testing import SimDriver, faults
 
@@ -60,6 +61,20 @@ def test_arrays_on_streams_in_turn_have_memory_of_their_own_stream(device: Any) 
             del pointers
     assert pool.counters.misses <= 4
     nothing_is_lost(pool)
+
+
+def test_a_closed_pool_hands_out_nothing_that_comes_back_late(device: Any) -> None:
+    """As from a finaliser on another thread, after the bins were emptied."""
+    sim: SimDriver = device()
+    pool = PoolResource(AsyncCudaResource())
+    with sim.Stream():
+        pointer = pool.malloc(1000)
+        span = pointer.mem.span
+        del pointer
+        pool.close()
+        span.stack.append(span)
+        with pytest.raises(ClosedError):
+            pool.malloc(1000)
 
 
 def test_blocks_and_arrays_take_turns(pool: PoolResource) -> None:
