@@ -17,7 +17,7 @@ from cuglue import In, InOut, Out, Runtime
 from cuglue.core.device import DeviceState
 from cuglue.driver.protocol import CaptureMode, DeviceStream
 from cuglue.driver.sim import HazardError, SimDriver
-from cuglue.errors import CaptureError, CuglueError, DriverError, UsageError
+from cuglue.errors import CaptureError, CuglueError, DriverError, StreamMisuse, UsageError
 from cuglue.exchange.owner import consumer_stream
 from cuglue.testing import Latch
 
@@ -262,6 +262,17 @@ def test_a_consumers_stream_is_of_the_memorys_device(two: Any) -> None:
                 assert consumer_stream(owner, 2).handle.device == two.there
             driver.graph_destroy(driver.capture_end(capturing))
         buffer.close()
+
+
+def test_a_handle_of_ours_says_its_device_to_as_stream(two: Any) -> None:
+    """Whichever device is current; a plain number is of the current one."""
+    with Runtime(two.there) as rt:
+        for own in (rt.stream(0), cuglue.as_stream(0, device=two.there)):
+            assert cuglue.as_stream(own.handle) is own
+    assert cuglue.as_stream(0).device == two.here
+    if two.here != two.there:
+        with pytest.raises(StreamMisuse, match=r"device 1.*device 0"):
+            cuglue.as_stream(DeviceStream(0, two.there), device=two.here)
 
 
 def test_errors_name_the_device(two: Any) -> None:

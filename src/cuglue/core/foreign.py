@@ -60,7 +60,7 @@ def handle_of(obj: object, driver: object) -> tuple[int, int | None, object]:
                 got=shown(number),
                 expected="0, 1 or 2 (a default stream), an address that the driver gave, or a stream object",
             )
-        return number, None, None
+        return number, obj.device if isinstance(obj, DeviceStream) else None, None
     protocol = getattr(obj, "__cuda_stream__", None)
     if protocol is not None:
         said = protocol() if callable(protocol) else protocol
