@@ -726,3 +726,30 @@ def test_random_pitched_copies_are_exact(data: Any) -> None:
         np.testing.assert_array_equal(np.asarray(after.result()), memory)
         x.close()
     driver.check()
+
+
+# --- types that NumPy gives no buffer of ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["M8[s]", "m8[us]", "i4,M8[D]"])
+def test_dates_are_sent_and_read_as_any_other_type(rt: Runtime, dtype: str) -> None:
+    when = np.arange(12, dtype="i8").astype(dtype)
+    x = rt.create(when)
+    found = rt.read(x, when.shape, dtype).result()
+    assert (found.dtype, found.tolist()) == (when.dtype, when.tolist())
+    for start in (when, np.empty((2, when.size), dtype)[0]):
+        target = np.empty_like(start)
+        with rt.command() as cmd:
+            cmd.write_to_cpu(x.descriptor(when.shape, dtype), target)
+        assert target.tolist() == when.tolist()
+
+
+def test_python_objects_are_no_buffer_of_a_read(rt: Runtime) -> None:
+    x = rt.create(np.zeros(2, "i8"))
+    for target in (np.empty(2, object), np.empty(1, [("O", object), ("i", "i8")])):
+        with rt.command() as cmd, pytest.raises(UsageError, match="Python objects"):
+            cmd.write_to_cpu(x.descriptor(16), target)
+    with rt.command() as cmd:  # the name of a field is no type
+        named = np.empty(2, [("O", "i8")])
+        cmd.write_to_cpu(x.descriptor(16), named)
+        assert named["O"].tolist() == [0, 0]

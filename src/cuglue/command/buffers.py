@@ -61,9 +61,9 @@ class Buffer:
             ClosedError: the buffer was closed.
             StorageHandleNotFound: it was never bound, or its memory went to another buffer or is gone.
         """
-        if self._closed:
-            raise ClosedError(repr(self), got="a use", expected="an open buffer")
         storage = self._cell.storage
+        if self._closed:  # asked after: a buffer that another thread closes has no memory then
+            raise ClosedError(repr(self), got="a use", expected="an open buffer")
         if storage is None:
             raise StorageHandleNotFound(
                 f"a buffer of {self.nbytes} bytes has no memory",
@@ -182,6 +182,8 @@ class Buffer:
     def close(self) -> None:
         """Let the memory go; it is freed in stream order if nobody else refers to it. Closing again does nothing.
 
+        Work that another thread hands over meanwhile raises ClosedError, or is done before the memory goes.
+
         Ordering: only enqueues.
         """
         if self._closed:
@@ -208,7 +210,7 @@ class Buffer:
         if (
             operand is not None
             and storage is not None
-            and operand.block is storage.block
+            and operand.keep is storage
             and storage.block.state is _LIVE
             and self._place is place
             and not storage.exported
@@ -221,8 +223,10 @@ class Buffer:
             )
         partners = partners_of(storage, place) if storage.exported else ()
         ptr, size = storage.block.ptr + self.offset, self.nbytes
-        operand = Operand(ptr, size, (size,), None, None, storage.block, partners)
+        operand = Operand(ptr, size, (size,), None, None, storage.block, partners, keep=storage)
         self._operand = None if partners else operand
+        if self._closed:  # meanwhile, by another thread: this work is done yet, and nothing is kept after it
+            self._operand = None
         return operand
 
     def __repr__(self) -> str:
@@ -261,3 +265,4 @@ def bind_storage(reserved: Buffer, new: Buffer) -> None:
         )
     storage.block.taint = None  # whoever binds it says that its bytes are what they should be
     reserved._cell.storage, new._cell.storage = None, storage
+    reserved._operand = None

@@ -59,6 +59,7 @@ def writable_bytes(data: Any) -> tuple[object, npt.NDArray[np.uint8]]:
 
     Raises:
         LayoutError: read-only, or not C-contiguous.
+        UsageError: nothing that can be written, or Python objects.
     """
     if type(data) in _PLAIN and data.ndim == 1 and data.dtype is _BYTES and data.flags.carray:
         return data, data
@@ -66,6 +67,10 @@ def writable_bytes(data: Any) -> tuple[object, npt.NDArray[np.uint8]]:
         view = memoryview(data)
     except TypeError:
         view = _array_view(data)
+    except ValueError:
+        view = _view_of_dates(data)
+    if "O" in view.format and np.asarray(view).dtype.hasobject:
+        raise UsageError("buffer of a read", got="Python objects", expected="numbers")
     if view.readonly or not view.c_contiguous:
         raise LayoutError(
             "buffer of a read",
@@ -85,6 +90,11 @@ def _array_view(data: Any) -> memoryview:
     except (TypeError, ValueError, RuntimeError):
         pass
     raise UsageError("buffer of a read", got=type(data).__name__, expected="a writable buffer")
+
+
+def _view_of_dates(data: npt.NDArray[Any]) -> memoryview:
+    """The memory of an array of a type that NumPy gives no buffer of, as dates."""
+    return data.view(f"V{data.itemsize}").data
 
 
 def kind_of(source: npt.NDArray[np.uint8]) -> Source:

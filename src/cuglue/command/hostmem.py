@@ -11,7 +11,7 @@ import threading
 import types
 from collections import deque
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any, cast
 
 import numpy as np
@@ -168,20 +168,22 @@ class HostPool:
 
     def give(self, capacity: int, ptr: int) -> None:
         """Take pinned memory back. Called by finalisers: only appends."""
-        if self._closed:
-            self._state.retire.forget(partial(self._state.driver.host_free, ptr))
-        else:
-            self.returned.append((capacity, ptr))
+        self.returned.append((capacity, ptr))
+        if self._closed:  # asked after: whoever closes it looks at what was returned after saying so
+            self._state.retire.forget(self.trim)
 
     def _collect(self) -> None:
         """Take back what finalisers left (lock held)."""
-        while self.returned:
-            capacity, ptr = self.returned[0]
-            del self.returned[0]
-            if capacity not in self._idle:
-                self._idle[capacity] = []
-            self._idle[capacity] += (ptr,)
-            self._idle_bytes += capacity
+        try:
+            while True:
+                capacity, ptr = self.returned[0]
+                del self.returned[0]
+                if capacity not in self._idle:
+                    self._idle[capacity] = []
+                self._idle[capacity] += (ptr,)
+                self._idle_bytes += capacity
+        except IndexError:
+            pass  # that was all
 
     def trim(self, keep: int = 0) -> None:
         """Free idle pinned memory beyond ``keep`` bytes. May block in the driver."""
@@ -190,10 +192,13 @@ class HostPool:
             sizes = sorted(self._idle, reverse=True)
         for capacity in sizes:
             idle = self._idle[capacity]
-            while idle and self._idle_bytes > keep:
-                ptr = idle[-1]
-                del idle[-1]
-                self._idle_bytes -= capacity
+            while self._idle_bytes > keep:
+                try:
+                    ptr = idle[-1]
+                    del idle[-1]
+                    self._idle_bytes -= capacity
+                except IndexError:
+                    break  # that was all of this size
                 try:
                     self._state.driver.host_free(ptr)
                 except CuglueError:
@@ -238,5 +243,8 @@ def address_of(array: npt.NDArray[Any]) -> int:
     if known := getattr(array, "_ptr", 0):
         return known
     if array.flags.carray and array.nbytes:  # a third of the time that its interface takes
-        return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
+        try:
+            return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
+        except ValueError:
+            pass  # NumPy gives no buffer of dates
     return cast(int, array.__array_interface__["data"][0])

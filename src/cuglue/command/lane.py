@@ -211,7 +211,7 @@ class Lane:
             return False
         self.slab.close()
         self.drops.collect()
-        return not self.drops.staged and not self.drops.pending
+        return not self.drops
 
     def take_host(self, nbytes: int) -> HostBuffer:
         """Host memory for a copy of this stream: what earlier copies used and are done with, if there is some."""

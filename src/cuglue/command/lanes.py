@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from ..arguments import shown, whole_of
 from ..core.device import DeviceState
 from ..core.stream import Stream, as_stream
-from ..errors import DevicePoisoned, SeveralErrors, UsageError, WrongThreadError
+from ..errors import ClosedError, DevicePoisoned, SeveralErrors, UsageError, WrongThreadError
 from ..memory.resource import DeviceMemoryResource
 from .hostmem import HostPool
 from .lane import Lane
@@ -77,6 +77,7 @@ class Lanes:
         self._lanes: dict[int, Lane] = {}  # by the stream's id, oldest first
         self._total = state.driver.memory_info(state.device).total
         self._lock = threading.Lock()
+        self._closed = False
 
     def lane(self, stream: object = None) -> Lane:
         """The lane of anything that :func:`~cuglue.as_stream` takes.
@@ -99,30 +100,38 @@ class Lanes:
         return record
 
     def _add(self, stream: Stream) -> Lane:
+        if len(self._lanes) >= _LANES + len(self._own):
+            self._drop_idle()
         with self._lock:
+            self._refuse_closed()
             if stream.id not in self._lanes:
-                if len(self._lanes) >= _LANES + len(self._own):
-                    self._drop_idle()
                 self._lanes[stream.id] = Lane(
                     stream, self._place, self.resource, self.host, self._total, self.failures
                 )
             return self._lanes[stream.id]
 
     def _drop_idle(self) -> None:
-        """Forget lanes that hold nothing and are not ours (lock held)."""
+        """Forget lanes that hold nothing and are not ours. What another thread queues on one yet outlives it."""
         ours = set(self._own.values())
         for key, lane in list(self._lanes.items()):
             if lane.stream not in ours and lane.let_go():
-                del self._lanes[key]
+                self._lanes.pop(key, None)
 
     def own(self, index: int) -> Stream:
         """One of the runtime's own streams: ``index`` modulo their number. Made at first use."""
         slot = whole_of("stream of a runtime", index) % self.max_streams
         with self._lock:
+            self._refuse_closed()
             if slot not in self._own:
                 made = _OwnStream(self._state)
                 self._own[slot] = as_stream(made, device=self._place.device, driver=self._place.driver)
             return self._own[slot]
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise ClosedError(
+                f"runtime of device {self._state.device}", got="a use", expected="an open runtime"
+            )
 
     def all(self) -> list[Lane]:
         """Every lane whose stream is alive."""
@@ -152,13 +161,19 @@ class Lanes:
             return ResolvedStreams(self, current, tuple(declared), uses, current.cursor)
 
     def close(self) -> None:
-        """Let everything go. Blocks the host until it may go; a device that is lost is not waited for."""
+        """Let everything go. Blocks the host until it may go; a device that is lost is not waited for.
+
+        Whoever got a lane before may use it to the end: it goes with the last one, and leaves what it holds to the
+        retire queue.
+        """
         for lane in self.all():
             unless_lost(lane.finish)  # reads too: once their futures are dropped, nobody holds their bytes
             lane.slab.close()
             unless_lost(lane.drops.drain)
-        self._lanes.clear()
-        self._own.clear()
+        with self._lock:
+            self._closed = True
+            self._lanes.clear()
+            self._own.clear()
         unless_lost(lambda: self._state.retire.drain(block=True))
         unless_lost(self.host.close)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from traceback import clear_frames
 from typing import Any, NamedTuple
 
 from ..errors import CaptureError
@@ -187,7 +188,8 @@ def create(lane: Lane, data: Any, progress: Report | None = None) -> Buffer:
     buffer = lane.reserve(source.nbytes)
     try:
         fill(lane, buffer, source, progress)
-    except BaseException:
+    except BaseException as error:
+        clear_frames(error.__traceback__)  # where it failed the memory is still held
         buffer.close()
         raise
     return buffer

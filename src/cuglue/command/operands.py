@@ -71,12 +71,14 @@ class Operand:
         kind: "memory", "surface" or "texture".
         writable: whether work may write it.
         fitted: the parameter of a kernel that it was found to fit last, whatever is done with it; None: none yet.
+        keep: what keeps the memory, up to the stamp of the work, if another thread closes the array meanwhile.
     """
 
     __slots__ = (
         "block",
         "dtype",
         "fitted",
+        "keep",
         "kind",
         "nbytes",
         "partners",
@@ -98,6 +100,7 @@ class Operand:
         *,
         kind: str = "memory",
         writable: bool = True,
+        keep: object = None,
     ) -> None:
         self.ptr = ptr
         self.nbytes = nbytes
@@ -109,12 +112,21 @@ class Operand:
         self.kind = kind
         self.writable = writable
         self.fitted: object = None
+        self.keep = keep
 
     def at(self, offset: int) -> Operand:
         """The operand from its byte ``offset`` on."""
         left = self.nbytes - offset
         return Operand(
-            self.ptr + offset, left, (left,), None, None, self.block, self.partners, writable=self.writable
+            self.ptr + offset,
+            left,
+            (left,),
+            None,
+            None,
+            self.block,
+            self.partners,
+            writable=self.writable,
+            keep=self.keep,
         )
 
 

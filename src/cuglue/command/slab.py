@@ -6,6 +6,7 @@ Owns one piece of host memory a stream, and how much of it is used. Must not kno
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,7 @@ class Slab:
         self._drops = drops
         self.bytes: npt.NDArray[np.uint8] = _NONE
         self.address = 0
-        self.close()
+        self._release()
 
     def place(self, nbytes: int) -> int:
         """Where in :attr:`bytes` there are ``nbytes`` for nobody else, until the device has read or written them.
@@ -100,7 +101,7 @@ class Slab:
             self._other = Event(self._stream)
             self._at, self._end = (half, 2 * half) if self._end == half else (0, half)
             return
-        self.close()
+        self._release()
         taken = self._host.take(2 * half, reclaim=self._drops.collect)
         self.address, self.bytes = address_of(taken), np.asarray(taken)
         self.view = self.bytes.data
@@ -123,6 +124,10 @@ class Slab:
 
     def close(self) -> None:
         """Let the memory go once the device has read it; the next transfer takes some again."""
+        with self._stream.state.ordering:  # not between the place of another thread and its copy
+            self._release()
+
+    def _release(self) -> None:
         buffer, self.bytes, self._at, self._end, self._other = self.bytes, _NONE, 0, 0, None
         self.view, self.until, self.readers = _NO_VIEW, _NEVER, 0
         if buffer is _NONE:
@@ -132,3 +137,7 @@ class Slab:
         except BaseException:  # interrupted, and the device may read it still
             self._drops.push(buffer, buffer.nbytes)
             raise
+
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "readers") and not _ending():
+            self._release()  # a finaliser only appends: whoever had the lane last may have used it since it was closed
