@@ -73,7 +73,7 @@ def holdings(driver: Driver, device: int) -> dict[str, int]:
     if inventory is not None:
         return {kind: n for kind, n in inventory().items() if kind != "events"}
     driver.device_synchronize(device)
-    return dict(Counter(kind for kind, _ in vars(driver)["_owners"]))
+    return dict(Counter(kind for kind, _ in vars(driver)["_owners"] if kind != "event"))
 
 
 class new_stream:
