@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ..core.cover import poll
 from ..driver.registry import use_driver
 from ..driver.sim import SimDriver
 from ..errors import CuglueError, UsageError
@@ -328,8 +329,8 @@ def _settle(state: Any) -> None:
     for reference in list(state.streams.values()):
         stream = reference()
         if stream is not None:
-            with stream._lock:
-                stream._poll()
+            with stream.marking:
+                poll(stream)
     state.retire.drain(block=True)
     state.close_events()
 
