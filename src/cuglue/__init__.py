@@ -54,7 +54,7 @@ _WHERE = {
     "PoolCounters": "memory.pool.counters",
     "GraphMemory": "memory.pool.graphs",
     "StreamMemory": "memory.pool.stream_memory",
-    "Reservation": "memory.pool.stream_memory",
+    "Reservation": "memory.pool.reservation",
     "MemoryConfiguration": "memory.pool.layouts",
     "MemoryAllocationMode": "memory.pool.layouts",
     "Sliced": "memory.pool.layouts",

@@ -11,7 +11,7 @@ from ..core.block import BLOCK_SLOTS, BlockLife
 from ..core.stream import Stream
 from ..lifecycle import BlockState
 from ..memory.block import DeviceBlock
-from ..memory.pool.stream_memory import Reservation
+from ..memory.pool.reservation import Reservation
 from ..memory.resource import DeviceMemoryResource
 
 

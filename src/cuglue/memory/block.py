@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from ..arguments import shown
 from ..core.block import Block, BlockLife
-from ..errors import LayoutError
+from ..errors import LayoutError, UseAfterFree
 
 UNTAGGED = "untagged"
 #: More than any device has, and still an int that a driver can take after rounding up.
@@ -126,7 +126,11 @@ def handed_out(blocks: Iterable[BlockLife]) -> list[DeviceBlock]:
 
 def give_back(block: DeviceBlock, resource: Any) -> None:
     """Take ``block`` out of ``resource``, which closes, by way of the layers that it came through: they count it."""
-    getattr(block, "resource", resource).deallocate(block)
+    try:
+        getattr(block, "resource", resource).deallocate(block)
+    except UseAfterFree as error:
+        if getattr(error, "generation", None) != block.generation:
+            raise  # what a guard found; else another thread gave it back meanwhile
 
 
 def alignment(block: BlockLife) -> int:

@@ -48,7 +48,10 @@ class PoolArrays(PoolFigures):
             span = next((span for span in live if span.ptr <= address < span.ptr + span.size), None)
             if span is None:
                 return None
-            block = self._block_of(span)
+            try:
+                block = self._block_of(span)
+            except DriverError:  # who got it from allocate() had its own made meanwhile
+                return self._table.around(address)
             if any(free is span for free in list(span.stack)):  # its array died while we looked
                 self._unmake(span)
                 return None
@@ -67,16 +70,25 @@ class PoolArrays(PoolFigures):
                 block.device_id = self._ordinal
                 block.resource = self
                 try:
+                    self._table.add(block)  # first: if allocate() is quicker, what is there is its own
                     self._spans[span.ptr] = span, span.home
-                    self._table.add(block)
                     span.life = block
-                except BaseException as error:
-                    if not isinstance(error, DriverError):
-                        self._table.forget(span.ptr)  # interrupted: nobody gets the block
+                except DriverError:
+                    raise
+                except BaseException:  # interrupted: nobody gets the block
+                    self._table.forget(span.ptr)
                     self._spans.pop(span.ptr, None)
                     raise
             found: ArrayBlock = span.life
             return found
+
+    def _was_asked_about(self, span: Span) -> bool:
+        """Whether another thread made a block of ``span`` before that of allocate() was there; it is taken back."""
+        with self._asking:
+            life = span.life
+        if life is not None:
+            self._take_in(life)
+        return life is not None
 
     def take_back(self, span: Span, block: BlockLife) -> None:
         """The array whose memory this was is gone; ``block`` was made of it. An interrupted call is repeated."""

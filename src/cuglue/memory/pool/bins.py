@@ -6,6 +6,8 @@ a lock: a stack is popped and appended to in one step each.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .spans import ALIGN, Span, padded
 
 SMALL = 128 << 10  # bytes; up to here requests share small pages
@@ -40,6 +42,23 @@ def _step(nbytes: int) -> int:
     return power // (
         CLASSES_SMALL if nbytes <= SMALL else CLASSES_MIDDLE if nbytes <= LARGE else CLASSES_LARGE
     )
+
+
+class Late(list[Span]):
+    """The bin of a closed pool: it serves no request, and says of each span that it came back.
+
+    Args:
+        came: called with nothing, on any thread and in finalisers.
+    """
+
+    def __init__(self, came: Callable[[], None]) -> None:
+        super().__init__()
+        self._came = came
+
+    def append(self, span: Span) -> None:
+        """Take a span, as any bin."""
+        super().append(span)
+        self._came()
 
 
 class Bins:
@@ -107,6 +126,16 @@ class Bins:
             self._near_middle = NEAR_WHEN_SHORT
             self._serving.clear()
             self.bins.clear()
+
+    def late(self, came: Callable[[], None]) -> Stack:
+        """The bin for what comes back once the pool is closed."""
+        return self._stacks.setdefault(0, Late(came))
+
+    def only_late(self) -> None:
+        """Forget every other bin; they are empty, and no span goes back to them."""
+        self._stacks = {0: self._stacks[0]}
+        self._serving.clear()
+        self.bins.clear()
 
     def binned_spans(self) -> list[Span]:
         """The spans in bins."""

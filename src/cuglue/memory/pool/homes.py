@@ -27,21 +27,12 @@ from ...errors import CaptureError, CuglueError, OutOfMemory
 from ...lifecycle import BlockState
 from .arena import Arena
 from .counters import PoolCounters, sum_of
-from .spans import Page, Span
+from .spans import Page, Span, taken
 from .upstream import Upstream
 
 _LIVE, _FREED = BlockState.LIVE, BlockState.FREED
 _acquire, _release = type(threading.RLock()).acquire, type(threading.RLock()).release
 _HOMES = 64  # streams whose free memory is kept apart; beyond it that of unused streams is given back
-
-
-class _Taken(threading.local):
-    """The span that a thread was given by an arena last, until whoever asked for it has it."""
-
-    span: Span | None = None
-
-
-taken = _Taken()
 
 
 class Home(Arena):
@@ -50,6 +41,8 @@ class Home(Arena):
     Attributes:
         stream: may use everything free here at once.
         private: memory of a graph, never given to anybody else.
+        abandoned: whether nobody can say any more that the graph is gone.
+        former: the home whose place on the stream it takes meanwhile.
         owner: the current stream's own object for which arrays take their memory here; None: for none.
         lock: held for whatever changes spans of this arena, but for bins.
         replaced: unused pages given back before a larger one was taken.
@@ -61,6 +54,8 @@ class Home(Arena):
         super().__init__()
         self.stream = stream
         self.private = private
+        self.abandoned = False
+        self.former: Home | None = None
         self.owner: object = None
         self.lock = threading.RLock()
         self.replaced = 0
@@ -120,6 +115,8 @@ class Homes:
         self._others: list[Home] = []  # memory of graphs, and what is left of homes that were closed
         #: By id of their owner, which they keep alive: what a hit has to look up when the current stream changes.
         self.fast: dict[int, Home] = {}
+        #: Called when something comes back after :meth:`seal`.
+        self.came_back: Callable[[], None] | None = None
 
     # --- homes --------------------------------------------------------------------------------------------------
     def of(self, stream: Stream) -> Home:
@@ -173,7 +170,7 @@ class Homes:
     def _note_fast(self, home: Home) -> None:
         # A per-thread default stream is one object for many threads' streams, and an int may be anybody's.
         owner = home.stream.owner
-        if owner is not None and home.stream.thread is None:
+        if owner is not None and home.stream.thread is None and self.came_back is None:
             self.fast[id(owner)] = home
             home.owner = owner
 
@@ -181,13 +178,12 @@ class Homes:
         """Let go of streams that nothing lives on, so that dead streams can be destroyed (all locked)."""
         busy = self._busy()
         for key, home in list(self._by_stream.items()):
-            if id(home) in busy:
+            if id(home) in busy or home.private or home.former is not None:
                 continue
             home.flush()
             self._return_strays(home)
             for page in home.unused():
-                self._drop(home, page)
-                self.counters.drained += 1
+                self.counters.drained += self._spare(home, page, [])
             if not home.pages and not home.free_bytes:
                 del self._by_stream[key]
                 self._forget_fast(home)
@@ -209,42 +205,46 @@ class Homes:
         for home in list(self.fast.values()):
             self._forget_fast(home)
 
+    def seal(self, came: Callable[[], None]) -> None:
+        """The pool closes: nothing is taken without a question any more, and what comes back is told of by ``came``."""
+        with self.all_locked() as homes:
+            self.came_back = came
+            self.forget_all_fast()
+            late = {id(home): home.late(came) for home in homes}
+            for span in (span for home in homes for page in home.pages for span in page.spans()):
+                if span.home is not None:
+                    span.stack = late[id(span.home)]
+            for (
+                home
+            ) in homes:  # what came back before that lies in the bins, and nothing comes there any more
+                home.flush()
+                home.only_late()
+                home.private = home.private and not home.abandoned
+
+    def unseal(self) -> None:
+        """The pool could not be closed."""
+        with self.lock:
+            self.came_back = None
+            for home in self._by_stream.values():
+                self._note_fast(home)
+
     def all(self) -> list[Home]:
         """Every home."""
         with self.lock:
-            return [*self._by_stream.values(), *self._others]
-
-    def set_apart(self, stream: Stream) -> tuple[Home, Home | None]:
-        """A new, private home for ``stream`` in the place of its own one; both."""
-        with self.lock:
-            former = self._by_stream.get(stream.id)
-            home = Home(stream, private=True)
-            if former is not None:
-                self._forget_fast(former)
-            self._by_stream[stream.id] = home
-            self._note_fast(home)  # in the place of the former one
-            return home, former
-
-    def put_back(self, private: Home, former: Home | None) -> None:
-        """End :meth:`set_apart`; the private memory stays apart."""
-        with self.lock:
-            self._forget_fast(private)
-            self._others.append(private)
-            if former is None:
-                self._by_stream.pop(private.stream.id, None)
-            else:
-                self._by_stream[private.stream.id] = former
-                self._note_fast(former)
-
-    def release_private(self, private: Home) -> None:
-        """The graph is gone: what is free of its memory may be given back."""
-        with self.all_locked():
-            private.private = False
-            self._drop_unused(lambda page: True, only=private)
+            homes = list(self._by_stream.values())
+            for home in homes:
+                if home.former is not None:
+                    homes.append(home.former)
+            return [*homes, *self._others]
 
     # --- unused pages ---------------------------------------------------------------------------------------------
-    def _drop_unused(self, wanted: Callable[[Page], bool], only: Home | None = None) -> int:
-        """Flush, return strays, give back the unused pages that are wanted; how many (all locked)."""
+    def _drop_unused(
+        self, wanted: Callable[[Page], bool], refused: list[CaptureError], only: Home | None = None
+    ) -> int:
+        """Flush, return strays, give back the unused pages that are wanted; how many (all locked).
+
+        What a capture is in the way of stays; ``refused`` gets the errors.
+        """
         homes = [home for home in self.all() if not home.private and (only is None or home is only)]
         for home in homes:
             home.flush()
@@ -254,9 +254,8 @@ class Homes:
         for home in homes:
             for page in home.unused():
                 if wanted(page):
-                    self._drop(home, page)
-                    dropped += 1
-            dropped += self._shorten(home)
+                    dropped += self._spare(home, page, refused)
+            dropped += self._shorten(home, refused)
             if (
                 home in self._others
                 and not home.pages
@@ -267,7 +266,7 @@ class Homes:
                 self._keep_counts(home)
         return dropped
 
-    def _shorten(self, home: Home) -> int:
+    def _shorten(self, home: Home, refused: list[CaptureError]) -> int:
         """Give back the unused ends of pages that can be shortened; how many (all locked)."""
         by = self.upstream.expandable
         done = 0
@@ -277,12 +276,23 @@ class Homes:
             while piece := home.cut_end(page, by.ending(page.source, page.nbytes)):
                 try:
                     self.upstream.shrink(page, piece.size, by)
-                except BaseException:
+                except BaseException as error:
                     home.give(piece)
-                    raise
+                    if not isinstance(error, CaptureError):
+                        raise
+                    refused.append(error)
+                    return done
                 home.shortened(page, piece.size)
                 done += 1
         return done
+
+    def _spare(self, home: Home, page: Page, refused: list[CaptureError]) -> bool:
+        """Give an unused page back; False if a capture is in the way."""
+        try:
+            self._drop(home, page)
+        except CaptureError as error:
+            refused.append(error)
+        return page not in home.pages
 
     def _drop(self, home: Home, page: Page) -> None:
         home.drop(page)  # first: what is given back must not be handed out, whatever comes in between

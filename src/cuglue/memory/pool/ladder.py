@@ -17,8 +17,9 @@ from ...driver.protocol import Access
 from ...errors import CaptureError, CuglueError, DevicePoisoned, OutOfMemory, PoolCapacityExceeded
 from .arena import CLOSE, SLACK
 from .bins import LARGE, SMALL, class_size
-from .homes import Home, Homes, taken
-from .spans import Page, Span
+from .graphs import GraphHomes
+from .homes import Home
+from .spans import Page, Span, taken
 
 # Doing without costs as much as a few hundred hits: so often at first, then once for so many requests.
 FIRST_EFFORTS = 64
@@ -32,7 +33,7 @@ MERGED_TOO = (
 WORTH_BORROWING = 64 << 20  # bytes of the pool; a smaller one rather grows than asks other streams
 
 
-class Ladder(Homes):
+class Ladder(GraphHomes):
     """The homes of a pool, and how a request is served that no bin serves."""
 
     # --- a request that no bin served ---------------------------------------------------------------------------
@@ -257,7 +258,7 @@ class Ladder(Homes):
     def _drain(self, home: Home, nbytes: int) -> Span | None:
         """Give back every unused page of every stream and take one of the exact size."""
         with self.all_locked():
-            self.counters.drained += self._drop_unused(lambda page: True)
+            self.counters.drained += self._drop_unused(lambda page: True, [])
             span = home.take(nbytes, whole=True)
         return span or self._grow(home, nbytes)
 
@@ -279,10 +280,17 @@ class Ladder(Homes):
 
     # --- giving back --------------------------------------------------------------------------------------------
     def trim(self, keep: int = 0) -> int:
-        """Give back unused pages until ``keep`` bytes are reserved; the bytes given back."""
+        """Give back unused pages until ``keep`` bytes are reserved; the bytes given back.
+
+        Raises:
+            CaptureError: a capture is in the way of some pages; all others were given back.
+        """
         before = self.upstream.reserved
+        refused: list[CaptureError] = []
         with self.all_locked():
-            self.counters.trimmed += self._drop_unused(lambda page: self.upstream.reserved > keep)
+            self.counters.trimmed += self._drop_unused(lambda page: self.upstream.reserved > keep, refused)
+        if refused and self.upstream.reserved > keep:
+            raise refused[0]
         return before - self.upstream.reserved
 
     def look_at_ages(self) -> None:
@@ -303,8 +311,7 @@ class Ladder(Homes):
                 for page in home.unused():
                     page.idle_since = page.idle_since or now
                     if now - page.idle_since >= period:
-                        self._drop(home, page)
-                        self.counters.shrunk += 1
+                        self.counters.shrunk += self._spare(home, page, [])
 
 
 def _tired(home: Home, efforts: int) -> bool:

@@ -6,10 +6,11 @@ Owns which stream has which :class:`StreamMemory`, and the layout of streams tha
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...core.device import DeviceState
 from ...core.stream import Stream
+from ...errors import CaptureError
 from .counters import PoolCounters
 from .layouts import MemoryConfiguration, PoolLayout
 from .spans import Span
@@ -25,6 +26,7 @@ class Plans:
         self.upstream = upstream
         self.configuration = configuration
         self._memories: dict[int, StreamMemory] = {}
+        self._came_back: Callable[[], None] | None = None
         self._lock = threading.Lock()
 
     def of(self, stream: Stream) -> StreamMemory:
@@ -34,6 +36,7 @@ class Plans:
             made = StreamMemory(stream, self.upstream, self.configuration, lambda: self._reclaim(keep=stream))
             with self._lock:
                 found = self._memories.setdefault(stream.id, made)
+                found.seal(self._came_back)
         return found
 
     def install(self, stream: Stream, layout: MemoryConfiguration | Sequence[PoolLayout]) -> None:
@@ -60,16 +63,37 @@ class Plans:
                 memory.sweep()
         self.upstream.resource.reap_pending()
 
+    def seal(self, came: Callable[[], None] | None) -> None:
+        """The pool closes: nothing is taken any more, and ``came`` called when something comes back. None: it stays."""
+        with self._lock:
+            self._came_back = came
+            for memory in self.all():
+                memory.seal(came)
+
+    def unseal(self) -> None:
+        """The pool could not be closed."""
+        self.seal(None)
+
     def all(self) -> list[StreamMemory]:
         """Every memory."""
         return list(self._memories.values())
 
     def trim(self, keep: int = 0) -> int:
-        """Give back unused pages until ``keep`` bytes are reserved; the bytes given back."""
+        """Give back unused pages until ``keep`` bytes are reserved; the bytes given back.
+
+        Raises:
+            CaptureError: a capture is in the way of some pages; all others were given back.
+        """
         before = self.upstream.reserved
+        refused: list[CaptureError] = []
         for memory in self.all():
-            if self.upstream.reserved > keep:
-                memory.sweep()
+            try:
+                if self.upstream.reserved > keep:
+                    memory.sweep()
+            except CaptureError as error:
+                refused.append(error)
+        if refused and self.upstream.reserved > keep:
+            raise refused[0]
         return before - self.upstream.reserved
 
     def snapshot(self) -> PoolCounters:

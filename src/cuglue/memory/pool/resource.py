@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from typing import Any
 from weakref import WeakSet
@@ -29,14 +28,15 @@ from ...errors import (
     DriverError,
     OutOfMemory,
     UsageError,
+    UseAfterFree,
 )
-from ...lifecycle import BlockState, Owned
-from ..block import LARGEST, ArrayBlock, as_size, give_back, handed_out
+from ...lifecycle import BlockState
+from ..block import LARGEST, ArrayBlock, as_size
 from ..cupy_plug import cupy_types, make_malloc
 from ..resource import DeviceMemoryResource
 from ..table import BlockTable, gone, wrong_device
 from . import hot
-from .arrays import PoolArrays
+from .closing import PoolClosing
 from .graphs import GraphMemory
 from .homes import Home
 from .ladder import Ladder
@@ -61,7 +61,7 @@ def _disown() -> None:
 os.register_at_fork(after_in_child=_disown)
 
 
-class PoolResource(Owned, PoolArrays):
+class PoolResource(PoolClosing):
     """Keeps memory that is given back, and hands it out again without asking the driver.
 
     Without a layout it is made for CuPy: ``cupy.cuda.set_allocator(pool.malloc)``. With one, each stream has the pools
@@ -121,11 +121,17 @@ class PoolResource(Owned, PoolArrays):
             self._spans[span.ptr] = span, home
             self._table.add(block)
         except BaseException as error:
+            if isinstance(error, DriverError) and self._was_asked_about(span):
+                return self._allocate(nbytes, stream, tag, kind)
             if not isinstance(error, DriverError):
                 self._table.forget(span.ptr)  # interrupted: nobody gets the block
             self._spans.pop(span.ptr, None)
             home.put(span)
             raise
+        if not self._ready:  # closed meanwhile
+            with suppress(UseAfterFree):  # close() saw it, and took it back
+                self._take_in(block)
+            self._refuse(nbytes)
         return block
 
     def _span(self, nbytes: int, stream: Stream) -> tuple[Span, Home | StreamMemory]:
@@ -147,7 +153,7 @@ class PoolResource(Owned, PoolArrays):
     def _refuse(self, nbytes: int) -> None:
         if self._life is not process.life:
             raise process.forked_child(self)
-        if self.closed:
+        if not self._ready:
             raise ClosedError(repr(self), got="a call after close()", expected="an open pool")
         if nbytes == 0:
             raise DriverError(
@@ -229,11 +235,18 @@ class PoolResource(Owned, PoolArrays):
             return None
         home = self.homes.fast.get(id(current))
         if home is None or not self._ready or size > LARGEST:
-            return self._span(size, as_stream(current, device=self._device, driver=self._driver))[0]
-        try:
-            return self.homes.supply(home, size)
-        except OutOfMemory as error:
-            raise explain(self, size, error) from error
+            span, _ = self._span(size, as_stream(current, device=self._device, driver=self._driver))
+        else:
+            try:
+                span = self.homes.supply(home, size)
+            except OutOfMemory as error:
+                raise explain(self, size, error) from error
+        if not self._ready:  # closed meanwhile
+            if not self._was_asked_about(span):
+                span.home.put(span)
+            self._after_close()
+            self._refuse(size)
+        return span
 
     # --- streams ------------------------------------------------------------------------------------------------
     def stream_memory(self, stream: object = None) -> StreamMemory:
@@ -272,21 +285,26 @@ class PoolResource(Owned, PoolArrays):
         Run the work once in the block before it is captured: while a stream captures, memory that is free here is
         handed out again, and none is taken from upstream.
 
+        Blocks of one stream may overlap: it takes its memory from the block entered last of those not left.
+
         Ordering: queues nothing.
         """
         if self._plans is not None:
             raise UsageError(repr(self), got="a layout", expected="a pool without one")
-        home, former = self.homes.set_apart(self._stream(stream))
+        memory = GraphMemory(self.homes, self._stream(stream))
         try:
-            yield GraphMemory(self.homes, home)
+            yield memory
         finally:
-            self.homes.put_back(home, former)
+            memory.leave()
 
     # --- giving back --------------------------------------------------------------------------------------------
     def trim(self, keep: int = 0) -> int:
         """Give unused memory back to upstream until ``keep`` bytes are reserved; the bytes given back.
 
         Ordering: only enqueues, unless upstream blocks to free.
+
+        Raises:
+            CaptureError: a stream captures a graph and its pages stay; those of all others were given back.
         """
         self._state.retire.run_forgotten()
         return self._keeper.trim(as_size(keep))
@@ -296,54 +314,3 @@ class PoolResource(Owned, PoolArrays):
         self._state.retire.run_forgotten()
         self.homes.look_at_ages()
         self.upstream.reap_pending(block=block)
-
-    def _close(self) -> None:
-        self._state.retire.run_forgotten()
-        blocks = handed_out(self._table)
-        tags = ", ".join(sorted({block.tag for block in blocks})) or "none"
-        for block in blocks:
-            give_back(block, self)
-        self._ready = False
-        self.homes.forget_all_fast()
-        self._keeper.trim()
-        arrays = [span for span, _ in self._keeper.live_spans()]
-        if self._plans is None:
-            for span in arrays:
-                if span.ptr not in self._spans:
-                    self._block_of(span)  # so that it comes back here, not into a bin that nobody looks into
-        if not arrays:
-            self.upstream.close()
-        if blocks or arrays:
-            warnings.warn(
-                f"{self!r} closed with {len(blocks)} blocks live (tags: {tags}; freed now) and "
-                f"{len(arrays)} pieces in use by CuPy arrays (freed with them)",
-                ResourceWarning,
-                stacklevel=4,
-            )
-
-    def _after_close(self) -> None:
-        """An array outlived the pool: give its page back, and upstream with the last one."""
-        if self.closed:
-            self._keeper.trim()
-            if not self._pages.reserved:
-                self.upstream.close()
-
-    def _forgotten(self) -> None:
-        for block in self._table:
-            self._state.retire.forget(partial(self._take_in, block))
-        self._state.retire.forget(partial(_abandon, self._keeper))
-
-    def __del__(self) -> None:
-        if self._ending():
-            return
-        made_here = getattr(self, "_life", None) is process.life  # set last: no __init__ that failed has it
-        if not made_here or self.closed:
-            return
-        if len(self._table):
-            super().__del__()
-        elif self._pages.reserved:
-            self._forgotten()
-
-
-def _abandon(keeper: Ladder | Plans) -> None:
-    keeper.trim()

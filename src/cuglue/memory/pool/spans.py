@@ -6,6 +6,7 @@ or resources: a page is memory that somebody else got, and an address of 0 is me
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import Any
@@ -149,6 +150,15 @@ class Span:
 
     def __repr__(self) -> str:
         return f"Span({self.ptr:#x}, {self.size} bytes, {'free' if self.free else 'taken'})"
+
+
+class _Taken(threading.local):
+    """The span that a thread was given last, until whoever asked for it has it."""
+
+    span: Span | None = None
+
+
+taken = _Taken()
 
 
 class BestFit:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from ...core.stream import Stream
 from ...errors import (
     BufferTooBig,
     CaptureError,
+    ClosedError,
     CuglueError,
     OutOfMemory,
     PoolCapacityExceeded,
@@ -27,6 +29,7 @@ from ...errors import (
 from ...lifecycle import BlockState
 from .layouts import MemoryAllocationMode, MemoryConfiguration, Persistent, PoolLayout
 from .planned import Pool, make_pool
+from .reservation import Reservation
 from .spans import Page, Span
 from .upstream import Upstream
 from .usage import MemoryReport, MemoryUsage
@@ -55,41 +58,6 @@ class _Pages:
         self._upstream.drop(page)
 
 
-class Reservation:
-    """Memory of a stream that need not be there yet. Give it back with :meth:`release`.
-
-    Attributes:
-        nbytes: bytes asked for.
-    """
-
-    __slots__ = ("_memory", "_span", "nbytes")
-
-    def __init__(self, memory: StreamMemory, span: Span, nbytes: int) -> None:
-        self._memory = memory
-        self._span: Span | None = span
-        self.nbytes = nbytes
-
-    def resolve(self) -> int:
-        """The address; in a dry run, the memory behind it is taken now.
-
-        Raises:
-            OutOfMemory: there is none.
-            UsageError: released.
-        """
-        if self._span is None:
-            raise UsageError(repr(self), got="resolve()", expected="a reservation that was not released")
-        return self._memory.address(self._span)
-
-    def release(self) -> None:
-        """Give it back, after the work on its stream so far. Releasing again does nothing."""
-        span, self._span = self._span, None
-        if span is not None:
-            self._memory.put(span)
-
-    def __repr__(self) -> str:
-        return f"Reservation({self.nbytes} bytes{', released' if self._span is None else ''})"
-
-
 class StreamMemory:
     """Memory of one stream of a runtime.
 
@@ -113,6 +81,10 @@ class StreamMemory:
         self._lock = threading.RLock()
         self._depth = 0  # open persistent windows
         self._deferred: list[MemoryAllocationMode] = []
+        self._dropped: deque[Span] = deque()  # of reservations that nobody can release any more
+        self._came_back: Callable[[], None] | None = (
+            None  # called when something does; the pool is closed then
+        )
         self._total = stream.driver.memory_info(stream.device).total
         self._persistent = make_pool(Persistent(), self._pages)
         self._set(configuration)
@@ -133,10 +105,11 @@ class StreamMemory:
             CaptureError: the stream captures a graph and there is nothing free.
             PoolCapacityExceeded: every pool that accepts it is full.
             OutOfMemory: upstream has none.
+            ClosedError: the pool is closed.
         """
         if type(nbytes) is not int or nbytes < 1:
             raise UsageError("reservation", got=shown(nbytes), expected="a size in bytes, 1 or more")
-        return Reservation(self, self.take(nbytes), nbytes)
+        return Reservation(self, nbytes)
 
     def take(self, nbytes: int) -> Span:
         """The span behind :meth:`reserve`."""
@@ -145,7 +118,7 @@ class StreamMemory:
             raise _too_big(nbytes, self._total, "the device's memory")
         try:
             return self._route(nbytes)
-        except (BufferTooBig, CaptureError):
+        except (BufferTooBig, CaptureError, ClosedError):
             raise
         except CuglueError as first:
             if self.stream.capturing:
@@ -161,6 +134,7 @@ class StreamMemory:
 
     def _route(self, nbytes: int) -> Span:
         with self._lock:
+            self._check_open()
             for pool in self._pools:
                 pool.tick()
             if self.persistent_now:
@@ -207,6 +181,29 @@ class StreamMemory:
                 block.state = BlockState.FREED
             span.life = None
             span.home.give(span)
+        if self._came_back is not None:
+            self._came_back()
+            self.stream.state.retire.run_forgotten()
+
+    def abandon(self, span: Span) -> None:
+        """Nobody can give ``span`` back any more: it stays out of use until the pool is closed. For finalisers."""
+        self._dropped.append(span)
+        if self._came_back is not None:
+            self._came_back()
+
+    # --- closing ------------------------------------------------------------------------------------------------
+    def seal(self, came: Callable[[], None] | None) -> None:
+        """The pool closes: nothing is taken any more, and ``came`` called when something comes back. None: it stays."""
+        with self._lock:
+            self._came_back = came
+
+    def _check_open(self) -> None:
+        if self._came_back is not None:
+            raise ClosedError(repr(self), got="a call after the pool was closed", expected="an open pool")
+
+    def __repr__(self) -> str:
+        found, closed = self.usage(), ", closed" if self._came_back is not None else ""
+        return f"StreamMemory({self.stream!r}, {found.bytes_in_use} of {found.bytes_reserved} bytes in use{closed})"
 
     # --- figures ------------------------------------------------------------------------------------------------
     def usage(self) -> MemoryUsage:
@@ -245,6 +242,9 @@ class StreamMemory:
     def sweep(self) -> None:
         """:meth:`cleanup` without the question whether a stream captures."""
         with self._lock:
+            while self._came_back is not None and self._dropped:
+                span = self._dropped.popleft()
+                span.home.give(span)
             for pool in (*self._pools, self._persistent):
                 pool.cleanup()
 
@@ -255,9 +255,11 @@ class StreamMemory:
             LayoutError: no such layout (a ValueError); nothing has changed.
             CaptureError: a stream of the device captures a graph; nothing has changed.
             PoolsInUse: memory of the old pools is in use; they stay, but have given back their free pages.
+            ClosedError: the pool is closed.
         """
         configuration = MemoryConfiguration.of(layout)
         with self._lock:
+            self._check_open()
             self.cleanup()
             usages = [pool.usage for pool in self._pools]
             allocs = sum(usage.number_allocs for usage in usages)
