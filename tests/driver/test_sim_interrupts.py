@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
-from interrupts import interrupted
+from interrupts import interrupted, interrupted_after
 
 import cuglue
 from cuglue.driver.protocol import RegisterFlags
@@ -96,3 +97,32 @@ def test_a_map_can_be_taken_back() -> None:
         if where is None:
             break
     assert step > 20
+
+
+@pytest.mark.parametrize("points", [interrupted, interrupted_after])
+@pytest.mark.parametrize("what", ["fill", "wait"])
+def test_the_device_goes_on_after_an_interrupt(what: str, points: Any) -> None:
+    """A step that left its queue and was not counted, or came in and was: whoever waits for it waits for ever."""
+    tried = 0
+    for step in itertools.count(1):
+        sim = SimDriver(wait_limit=0.01)
+        stream = sim.stream_create(0)
+        ptr = sim.malloc(N, 0)
+
+        def fill(value: int = 1, sim: SimDriver = sim, ptr: int = ptr, stream: int = stream) -> None:
+            sim.fill_async(ptr, value, N, stream)
+
+        def wait(sim: SimDriver = sim, stream: int = stream) -> None:
+            sim.stream_synchronize(stream)
+
+        if what == "wait":
+            fill()
+            fill(2)
+        where = points(fill if what == "fill" else wait, step, "driver/sim/queues.py")
+        fill(3)
+        wait()
+        assert bytes(sim.host_view(ptr, N, False)) == bytes([3]) * N, where
+        if where is None:
+            break
+        tried += 1
+    assert tried > 0

@@ -84,7 +84,7 @@ class Queue:
 
     def push(self, step: Step) -> None:
         """Put a step at the end."""
-        self.steps.append(step)
+        self.steps += (step,)  # and no call up to the next line: an interrupt would part the two
         self.issued += 1
 
     def tick(self) -> int:
@@ -169,7 +169,7 @@ class Scheduler:
             finally:
                 queue.running = False
             if queue.steps and queue.steps[0] is head:  # a fault threw the work away
-                queue.steps.popleft()
+                del queue.steps[0]  # as in push: a step less than finished was waited for ever
                 queue.finished += 1
             if queue.closed and not queue.steps:
                 self._queues.remove(queue)
