@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
 
 import numpy as np
 import pytest
 from driver_calls import Calls, recorded
+from interrupts import interrupted
 from sample_kernels import BLEND, INCREMENT, SAXPY
 
 import cuglue
 from cuglue import CopyDescriptor, In, InOut, Kernel, Out, Runtime
+from cuglue.command import capture as capture_module
 from cuglue.command.graph import Graph
 from cuglue.command.perform import Skipped
 from cuglue.core.device import device_state
@@ -729,6 +732,99 @@ def test_captures_on_two_streams_at_once(rt: Runtime) -> None:
     assert [value(rt, b, s) for b, s in zip(buffers, streams, strict=True)] == [1, 1]
     for graph in graphs:
         graph.close()
+
+
+def in_the_middle(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, act: Any) -> threading.Thread:
+    """Let another thread ``act`` after the first call of ``owner.name``; it may have to wait for the end."""
+    call = getattr(owner, name)
+    other = threading.Thread(target=act)
+
+    def called(*args: Any) -> Any:
+        answer = call(*args)
+        if other.ident is None:
+            other.start()
+            other.join(0.2)
+        return answer
+
+    monkeypatch.setattr(owner, name, called)
+    return other
+
+
+def test_C31_two_threads_that_capture_one_stream_take_turns(
+    rt: Runtime, stream: Any, x: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One comes as the other has checked that it may prepare: it is refused, or the next."""
+    seen: list[Any] = []
+    first_is_done = threading.Event()
+
+    def second() -> None:
+        capture = rt.capture(stream)
+        try:
+            capture.prepare()
+            capture.begin()
+            first_is_done.wait(10)
+            increment(rt, x, 10, stream=stream)
+            seen.append(capture.end())
+        except BaseException as error:  # noqa: BLE001 - judged below
+            seen.append(error)
+
+    thread = in_the_middle(monkeypatch, capture_module, "step", second)
+    with rt.capture(stream) as capture:
+        increment(rt, x, stream=stream)
+    first_is_done.set()
+    thread.join(10)
+    capture.graph.replay()
+    expected = 1
+    if isinstance(seen[0], Graph):
+        seen[0].replay()
+        expected += 10
+        seen[0].close()
+    else:
+        assert isinstance(seen[0], CaptureError), seen
+    assert value(rt, x, stream) == expected
+    assert not cuglue.as_stream(stream).capturing
+    capture.graph.close()
+
+
+def test_an_end_beside_a_begin_finds_a_capture_that_is_whole(
+    rt: Runtime, stream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else's end abandons what is recorded; between two steps of a begin there was nothing to abandon."""
+    seen: list[BaseException] = []
+
+    def end() -> None:
+        try:
+            rt.capture(stream).end()
+        except BaseException as error:  # noqa: BLE001 - judged below
+            seen.append(error)
+
+    thread = in_the_middle(monkeypatch, capture_module, "Window", end)
+    capture = rt.capture(stream)
+    capture.prepare()
+    capture.begin()
+    thread.join(10)
+    assert [type(error) for error in seen] == [CaptureError]
+    with pytest.raises(CaptureError):
+        capture.end()
+    assert not cuglue.as_stream(stream).capturing
+
+
+def test_an_interrupted_warmup_loses_no_graph(sim: SimDriver) -> None:
+    for number in itertools.count(1):
+        with Runtime() as rt:
+            stream = rt.stream(0)
+            before = sim.inventory()["graphs"]
+
+            def warm_up(rt: Runtime = rt, stream: Any = stream) -> None:
+                with rt.capture(stream) as capture, capture.warmup():
+                    raise KeyboardInterrupt
+
+            where = interrupted(warm_up, number, "command/recording.py")
+            device_state(sim, 0).retire.drain()
+            assert sim.inventory()["graphs"] == before, where
+        if where is None:
+            break
+    assert number > 2
 
 
 ASKS: dict[str, Any] = {

@@ -6,11 +6,11 @@ enqueued or what it uses: the :mod:`window` remembers that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from types import TracebackType
-from typing import Self, cast
+from typing import Self, TypeVar, cast
 
 from ..driver.protocol import LEGACY_STREAM
 from ..errors import CaptureError, CuglueError, DriverError
@@ -21,6 +21,19 @@ from .lane import Lane
 from .lanes import Lanes
 from .taint import Failure, claim
 from .window import Primed, Window
+
+T = TypeVar("T")
+
+
+def _one_at_a_time(step: Callable[[Capture], T]) -> Callable[[Capture], T]:
+    """A step of a capture, beside which no other thread makes one on the stream, of this capture or another."""
+
+    @wraps(step)
+    def alone(self: Capture) -> T:
+        with self._lane.stepping:
+            return step(self)
+
+    return alone
 
 
 class Capture:
@@ -64,6 +77,7 @@ class Capture:
         return self._graph
 
     # --- in steps -----------------------------------------------------------------------------------------------
+    @_one_at_a_time
     def prepare(self) -> None:
         """First step: from now on work runs for real, and the memory it allocates and drops is kept for the recording.
 
@@ -85,6 +99,7 @@ class Capture:
         self._primed = lane.warmup = Primed(lane.release)
         self._graph = None
 
+    @_one_at_a_time
     def begin(self) -> None:
         """Second step: from now on work on the stream is recorded, not run.
 
@@ -108,6 +123,7 @@ class Capture:
             self._drop()
             raise
 
+    @_one_at_a_time
     def end(self) -> Graph:
         """Last step: the graph of what was recorded.
 
@@ -181,7 +197,7 @@ class Capture:
         failure = window.failure or CaptureError(f"{self!r} was abandoned")
         claim(window.writes.values(), Failure(failure))
         try:
-            recording.destroy(stream, recording.end(stream))
+            recording.discard(stream)
         except CuglueError as error:
             failure.add_note(f"ending the driver's capture failed too: {error}")
         except BaseException:  # an interrupt
@@ -190,6 +206,7 @@ class Capture:
         finally:
             self._reset(event)
 
+    @_one_at_a_time
     def _drop(self) -> None:
         """Leave nothing of this capture: an interrupt, or a refusal, came between its steps."""
         lane = self._lane
@@ -242,6 +259,17 @@ class Capture:
         Raises:
             CaptureError: something was recorded already.
         """
+        self._prepare_again()
+        try:
+            yield
+            self.begin()
+        except BaseException:
+            self._drop_empty()
+            raise
+
+    @_one_at_a_time
+    def _prepare_again(self) -> None:
+        """From a recording of nothing back to where :meth:`prepare` leads."""
         lane = self._lane
         self._check_owner("warmup")
         window = lane.window
@@ -250,18 +278,20 @@ class Capture:
                 repr(self), got="warmup", expected="a recording in which nothing was recorded yet"
             )
         try:
-            recording.destroy(lane.stream, recording.end(lane.stream))
+            recording.discard(lane.stream)
             lane.window, lane.warmup = None, self._primed
             lane.capture_state = step(
                 CAPTURE, step(CAPTURE, self._state, "end", repr(self)), "prepare", repr(self)
             )
-            yield
-            self.begin()
         except BaseException:
-            if lane.capture_owner is self:
-                lane.window = None  # nothing was recorded
-                self._drop()
+            self._drop_empty()
             raise
+
+    @_one_at_a_time
+    def _drop_empty(self) -> None:
+        if self._lane.capture_owner is self:
+            self._lane.window = None  # nothing was recorded
+            self._drop()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -5,6 +5,7 @@ Owns :class:`Lane`. Must not know other streams, kernels or how copies are made.
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from typing import Any, cast
 from weakref import WeakSet
@@ -47,6 +48,7 @@ class Lane:
         window: the capture under way, from the beginning of its recording to the end; else None.
         warmup: memory of the capture that is being prepared; else None.
         capture_state, capture_owner: how far a capture of this stream is, and whose it is.
+        stepping: held while a capture makes a step: each is of several of these fields.
         profiles: open ones; work that fails makes them invalid.
         pools: the configured memory of this stream; None if the runtime has no pools.
     """
@@ -67,6 +69,7 @@ class Lane:
         "release",
         "resource",
         "slab",
+        "stepping",
         "stream",
         "total",
         "warmup",
@@ -98,6 +101,7 @@ class Lane:
         self.pools = _pools_of(resource, stream)
         self.capture_state = CaptureState.NONE
         self.capture_owner: object = None
+        self.stepping = threading.RLock()
         self.window: Window | None = None
         self.warmup: Primed | None = None
 

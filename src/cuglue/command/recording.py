@@ -48,6 +48,16 @@ def throw_away(stream: Stream) -> None:
         destroy(stream, stream.driver.capture_end(stream.handle))
 
 
+def discard(stream: Stream) -> None:
+    """End the capture, and give its graph back. Raises what :func:`end` does."""
+    driver = stream.driver
+    graph = end(stream)
+    try:
+        driver.graph_destroy(graph)  # and no call of ours up to it: an interrupt would lose the graph
+    except CuglueError:
+        stream.state.retire.forget(partial(driver.graph_destroy, graph))
+
+
 def destroy(stream: Stream, graph: int) -> None:
     """Give the driver's graph back, now or with the next drain: what was recorded does not depend on it."""
     driver = stream.driver
