@@ -28,14 +28,14 @@ SELECTION = [
 @pytest.mark.parametrize("name", SELECTION, ids=" ".join)
 def test_a_process_ends_with_code_0_and_says_nothing(name: tuple[str, str, str]) -> None:
     ending = run(MATRIX[name])
-    assert (ending.code, ending.stderr) == (0, "")
+    assert (ending.code, ending.stderr) == (0, ""), ending.stderr
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", SELECTION, ids=" ".join)
 def test_on_a_device(name: tuple[str, str, str]) -> None:
     ending = run(MATRIX[name], "cuda")
-    assert (ending.code, ending.stderr) == (0, "")
+    assert (ending.code, ending.stderr) == (0, ""), ending.stderr
 
 
 def test_every_pair_in_both_orders_is_there() -> None:
@@ -81,7 +81,7 @@ forked(lambda: None)
 """,
         )
     )
-    assert (ending.code, ending.stderr) == (0, "")
+    assert (ending.code, ending.stderr) == (0, ""), ending.stderr
 
 
 @pytest.mark.gl
@@ -105,7 +105,7 @@ assert os.read(ours, 99) == b"written"
 os._exit(0)
 """
     ending = run(Program("fork", "sample", "", PRELUDE + text))
-    assert (ending.code, ending.stderr) == (0, "")
+    assert (ending.code, ending.stderr) == (0, ""), ending.stderr
 
 
 def test_the_table_and_the_status_tell_faults(
