@@ -86,7 +86,7 @@ class Loaded:
         self.handle = handle
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not _ending():
+        if hasattr(self, "handle") and not _ending():  # without, its making was interrupted
             self._state.retire.forget(partial(self._state.driver.kernel_unload, self.handle))
 
 

@@ -111,7 +111,7 @@ class Profile:
         return driver.event_elapsed(first._events[0], self._events[0])
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if self._events and not _ending():
+        if getattr(self, "_events", ()) and not _ending():  # none if its making was interrupted
             state = self._lane.stream.state
             state.retire.forget(_DestroyEvents(state.driver, self._events))
 

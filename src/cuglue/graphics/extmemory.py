@@ -174,7 +174,7 @@ class ExternalMemory(Owned):
         self.state.retire.forget(self._give_back)
 
     def __del__(self) -> None:
-        if not self._users:  # else its handles answer for it
+        if not getattr(self, "_users", 0):  # else its handles answer for it
             super().__del__()
 
     def __repr__(self) -> str:
@@ -235,6 +235,8 @@ class Lease:
         self._block.stream.state.retire.push(tuple(self._block.uses()), self._range.give_back)
 
     def __del__(self) -> None:
+        if not hasattr(self, "_block"):
+            return  # its making was interrupted
         state, range_, block = self._block.stream.state, self._range, self._block
         state.retire.forget(lambda: state.retire.push(tuple(block.uses()), range_.give_back))
 

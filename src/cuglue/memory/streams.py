@@ -24,7 +24,7 @@ class OwnStream:
         self.ptr = state.driver.stream_create(state.device)
 
     def __del__(self) -> None:
-        if self.ptr:
+        if getattr(self, "ptr", 0):  # else its making was interrupted
             self._state.retire.forget(partial(self._state.driver.stream_destroy, self.ptr))
 
     def __repr__(self) -> str:

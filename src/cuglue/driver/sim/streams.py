@@ -67,10 +67,9 @@ class SimStream:
         self._entered.pop().restore()
 
     def __del__(self) -> None:
-        if self.ptr:
-            self._dropped.append(
-                self.ptr
-            )  # any thread, perhaps inside a driver call: the next call destroys it
+        if getattr(self, "ptr", 0):  # else its making was interrupted
+            # Any thread, perhaps inside a driver call: the next call destroys it.
+            self._dropped.append(self.ptr)
 
     def __repr__(self) -> str:
         return f"SimStream(ptr={self.ptr:#x}, device={self.device})"
