@@ -11,7 +11,7 @@ from collections import defaultdict
 from typing import Protocol
 
 from .layouts import MAX_PAGES, Direct, Exclusive, Persistent, PoolLayout, Sliced
-from .spans import ALIGN, Page, Span, padded
+from .spans import ALIGN, Page, Span, padded, taken
 from .usage import MemoryUsage, PoolReport
 
 
@@ -52,16 +52,24 @@ class Pool(ABC):
         """
         span = self._find(padded(nbytes))
         if span is not None:
+            self.largest_alloc = max(self.largest_alloc, nbytes)
             span.free = False
             span.home = self
             span.requested = nbytes
-            self.largest_alloc = max(self.largest_alloc, nbytes)
+            taken.span = span  # in the same breath: an interrupt finds it there
         return span
 
     def give(self, span: Span) -> None:
         """Take a span back."""
         span.free = True
         span.requested = 0
+
+    def mend(self) -> None:
+        """After an interrupt in the midst of a change: all that is free can be found, and neighbours are merged."""
+        for page in self.pages:
+            for span in page.spans():
+                while span.free and span.after is not None and span.after.free:
+                    span.absorb()
 
     def tick(self) -> None:  # noqa: B027 - most pools do not age
         """A request was served, here or in another pool of the stream."""
@@ -99,8 +107,16 @@ class Pool(ABC):
         return page
 
     def _drop(self, page: Page) -> None:
-        self._source.drop(page)
-        self.pages.remove(page)
+        at = self.pages.index(page)
+        page.first.free = False  # first: what is given back must not be handed out, whatever comes in between
+        del self.pages[at]
+        try:
+            self._source.drop(page)
+        except BaseException:
+            if not page.gone:
+                page.first.free = True
+                self.pages.insert(at, page)
+            raise
 
 
 class SlicedPool(Pool):
@@ -178,13 +194,18 @@ class ExclusivePool(Pool):
         super().give(span)
         self._idle[span.page] = self._clock
 
+    def mend(self) -> None:
+        """Inherited."""
+        self._idle = {page: self._idle.get(page, self._clock) for page in self.pages if page.unused}
+
     def tick(self) -> None:
         """Give back the pages that were free for longer than the period."""
         self._clock += 1
         period = self.kind.dealloc_period
         if period is not None:
             for page in [page for page, since in self._idle.items() if self._clock - since > period]:
-                self._drop(page)
+                if page.unused:  # else an interrupt left it here
+                    self._drop(page)
 
     def _drop(self, page: Page) -> None:
         super()._drop(page)
@@ -204,16 +225,29 @@ class _ExactPool(Pool):
 
     def _find(self, size: int) -> Span | None:
         waiting = self._free.get(size)
-        return waiting.pop(0).first if waiting else self._grow(size).first
+        while waiting:
+            page = waiting.pop(0)
+            if page.unused:  # else an interrupt left it here
+                return page.first
+        return self._grow(size).first
 
     def give(self, span: Span) -> None:
         """Inherited."""
         super().give(span)
         self._free[span.size].append(span.page)
 
+    def mend(self) -> None:
+        """Inherited."""
+        waiting = [page for pages in self._free.values() for page in pages]
+        self._free.clear()
+        for page in dict.fromkeys([*waiting, *self.pages]):
+            if page.unused:
+                self._free[page.nbytes].append(page)
+
     def _drop(self, page: Page) -> None:
         super()._drop(page)
-        self._free[page.nbytes].remove(page)
+        if page in self._free[page.nbytes]:  # else an interrupt took it out
+            self._free[page.nbytes].remove(page)
 
 
 class DirectPool(_ExactPool):

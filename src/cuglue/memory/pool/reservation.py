@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...errors import UsageError
+from ...lifecycle import BlockState
 from .spans import Span
 
 if TYPE_CHECKING:
@@ -21,15 +22,18 @@ class Reservation:
 
     Attributes:
         nbytes: bytes asked for.
+        span: what it has, as long as it is LIVE.
+        state: FREED once it was released.
     """
 
-    __slots__ = ("_memory", "_span", "nbytes")
+    __slots__ = ("_memory", "nbytes", "span", "state")
+
+    span: Span
 
     def __init__(self, memory: StreamMemory, nbytes: int) -> None:
         self._memory = memory
         self.nbytes = nbytes
-        self._span: Span | None = None
-        self._span = memory.take(nbytes)
+        self.state = BlockState.FREED
 
     def resolve(self) -> int:
         """The address; in a dry run, the memory behind it is taken now.
@@ -38,20 +42,18 @@ class Reservation:
             OutOfMemory: there is none.
             UsageError: released.
         """
-        if self._span is None:
+        if self.state is not BlockState.LIVE:
             raise UsageError(repr(self), got="resolve()", expected="a reservation that was not released")
-        return self._memory.address(self._span)
+        return self._memory.address(self.span)
 
     def release(self) -> None:
         """Give it back, after the work on its stream so far. Releasing again does nothing."""
-        span, self._span = self._span, None
-        if span is not None:
-            self._memory.put(span)
+        if self.state is BlockState.LIVE:
+            self._memory.put(self.span, self)
 
     def __del__(self) -> None:
-        span = getattr(self, "_span", None)
-        if span is not None:
-            self._memory.abandon(span)
+        if getattr(self, "state", None) is BlockState.LIVE:
+            self._memory.abandon(self.span)
 
     def __repr__(self) -> str:
-        return f"Reservation({self.nbytes} bytes{', released' if self._span is None else ''})"
+        return f"Reservation({self.nbytes} bytes{', released' if self.state is not BlockState.LIVE else ''})"

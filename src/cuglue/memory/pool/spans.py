@@ -29,9 +29,10 @@ class Page:
         source: what upstream gave; whoever made the page knows what it is.
         idle_since: when it was last seen to be wholly free, by the clock of whoever asks.
         small: whether small requests share it.
+        gone: whether it was given back.
     """
 
-    __slots__ = ("first", "idle_since", "nbytes", "ptr", "small", "source")
+    __slots__ = ("first", "gone", "idle_since", "nbytes", "ptr", "small", "source")
 
     def __init__(self, ptr: int, nbytes: int, source: Any = None) -> None:
         self.ptr = ptr
@@ -39,6 +40,7 @@ class Page:
         self.source = source
         self.idle_since = 0.0
         self.small = False
+        self.gone = False
         self.first = Span(self, 0, nbytes)
 
     def place(self, ptr: int, source: Any) -> None:

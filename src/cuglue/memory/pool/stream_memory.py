@@ -1,6 +1,6 @@
 """The configured pools of one stream, and what a runtime asks of them (contracts C8-C13).
 
-Owns the routing of a request, persistent windows, and the exchange of a layout for another. Must not know how pools
+Owns the routing of a request and the exchange of a layout for another. Must not know how pools
 work inside, nor commands: spans are given back by whoever has them, after the work that used them.
 """
 
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...arguments import shown
@@ -27,13 +25,15 @@ from ...errors import (
     UsageError,
 )
 from ...lifecycle import BlockState
-from .layouts import MemoryAllocationMode, MemoryConfiguration, Persistent, PoolLayout
+from .layouts import MemoryConfiguration, Persistent, PoolLayout
 from .planned import Pool, make_pool
 from .reservation import Reservation
-from .spans import Page, Span
+from .spans import Page, Span, taken
 from .upstream import Upstream
 from .usage import MemoryReport, MemoryUsage
+from .windows import PersistentWindows
 
+_FREED = BlockState.FREED
 _log = logging.getLogger(__name__)
 
 
@@ -58,7 +58,7 @@ class _Pages:
         self._upstream.drop(page)
 
 
-class StreamMemory:
+class StreamMemory(PersistentWindows):
     """Memory of one stream of a runtime.
 
     Args:
@@ -75,12 +75,10 @@ class StreamMemory:
         configuration: MemoryConfiguration,
         reclaim: Callable[[], None] = lambda: None,
     ) -> None:
-        self.stream = stream
+        super().__init__(stream)
         self._reclaim = reclaim
         self._pages = _Pages(upstream, stream)
         self._lock = threading.RLock()
-        self._depth = 0  # open persistent windows
-        self._deferred: list[MemoryAllocationMode] = []
         self._dropped: deque[Span] = deque()  # of reservations that nobody can release any more
         self._came_back: Callable[[], None] | None = (
             None  # called when something does; the pool is closed then
@@ -109,11 +107,35 @@ class StreamMemory:
         """
         if type(nbytes) is not int or nbytes < 1:
             raise UsageError("reservation", got=shown(nbytes), expected="a size in bytes, 1 or more")
-        return Reservation(self, nbytes)
+        made = Reservation(self, nbytes)  # first: an interrupt finds the span taken by nobody, or by this
+        made.span = self.take(nbytes)
+        made.state = BlockState.LIVE
+        return made
 
     def take(self, nbytes: int) -> Span:
         """The span behind :meth:`reserve`."""
-        self._apply_deferred()
+        former, taken.span = taken.span, None  # another one's, where a signal's handler reserves
+        try:
+            self._apply_deferred()
+            return self._take(nbytes)
+        except CuglueError:
+            raise
+        except BaseException:
+            self._mend(taken.span)
+            raise
+        finally:
+            taken.span = former
+
+    def _mend(self, lost: Span | None) -> None:
+        """After an interrupt: everything free can be found again, ``lost`` too."""
+        with self._lock:
+            if lost is not None:
+                lost.free = True
+                lost.requested = 0
+            for pool in (*self._pools, self._persistent):
+                pool.mend()
+
+    def _take(self, nbytes: int) -> Span:
         if nbytes > self._total:
             raise _too_big(nbytes, self._total, "the device's memory")
         try:
@@ -175,12 +197,22 @@ class StreamMemory:
         return span.ptr
 
     def put(self, span: Span, block: Any = None) -> None:
-        """Take a span back, and the block in it; what used it is ordered before what :attr:`stream` does next."""
-        with self._lock:
-            if block is not None:
-                block.state = BlockState.FREED
-            span.life = None
-            span.home.give(span)
+        """Take a span back, and the block in it; what used it is ordered before what :attr:`stream` does next.
+
+        An interrupt finds the block live, or freed and its span in the pool: called again, this does nothing then.
+        """
+        try:
+            with self._lock:
+                if block is not None:
+                    if block.state is _FREED:
+                        return
+                    block.state = _FREED
+                span.life = None
+                span.free = True
+                span.home.give(span)
+        except BaseException:
+            self._mend(None)
+            raise
         if self._came_back is not None:
             self._came_back()
             self.stream.state.retire.run_forgotten()
@@ -280,58 +312,6 @@ class StreamMemory:
             stream = reference()
             if stream is not None:
                 stream.refuse_capture(what)
-
-    # --- persistent windows -------------------------------------------------------------------------------------
-    @property
-    def persistent_now(self) -> bool:
-        """Whether a request is served from the persistent pool."""
-        mode = self.configuration.persistent
-        return mode == "enforced" or (mode == "auto" and self._depth > 0)
-
-    def allocation_mode(self, mode: MemoryAllocationMode) -> None:
-        """Open a persistent window (PERSISTENT), or close the innermost (AUTO). Windows nest.
-
-        While the stream captures a graph the change waits for the end of the capture.
-
-        Raises:
-            UsageError: no :class:`MemoryAllocationMode`.
-        """
-        if not isinstance(mode, MemoryAllocationMode):
-            raise UsageError("allocation mode", got=shown(mode), expected="a MemoryAllocationMode")
-        self._apply_deferred()
-        if self.configuration.persistent != "auto":
-            return
-        if self.stream.capturing:
-            self._deferred.append(mode)
-        else:
-            self._change(mode)
-
-    def _change(self, mode: MemoryAllocationMode) -> None:
-        if mode is MemoryAllocationMode.PERSISTENT:
-            self._depth += 1
-        elif self._depth:
-            self._depth -= 1
-        else:
-            warnings.warn(
-                f"allocation_mode(AUTO) on {self.stream!r}: no persistent window is open",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-
-    def _apply_deferred(self) -> None:
-        if self._deferred and not self.stream.capturing:
-            waiting, self._deferred = self._deferred, []
-            for mode in waiting:
-                self._change(mode)
-
-    @contextmanager
-    def persistent(self) -> Iterator[None]:
-        """What is reserved in the ``with`` block comes from the persistent pool."""
-        self.allocation_mode(MemoryAllocationMode.PERSISTENT)
-        try:
-            yield
-        finally:
-            self.allocation_mode(MemoryAllocationMode.AUTO)
 
 
 def _largest(kind: PoolLayout) -> int:

@@ -95,11 +95,13 @@ class Upstream:
             if page.source is not None:
                 self._deallocate(page.source)
         except BaseException:
-            if page.source.state is not _LIVE:  # interrupted, but it is free
+            if page.source is not None and page.source.state is not _LIVE:  # interrupted, but it is free
+                page.gone = True
                 self._release(page.nbytes)
             raise
         with self._lock:  # and no call before: an interrupt would leave it counted
             self.reserved -= page.nbytes
+            page.gone = True
         self._let_go()
 
     # --- pages that grow in place -------------------------------------------------------------------------------
