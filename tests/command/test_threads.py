@@ -5,6 +5,7 @@ Closing or cleaning up beside others gives them ClosedError or done work, never 
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cuglue import InOut, Kernel, Runtime
+from cuglue import Direct, InOut, Kernel, Runtime, Sliced
 from cuglue.command import buffers, launch, reads, writes
 from cuglue.command.lane import Lane
 from cuglue.command.operands import Operand
@@ -252,6 +253,40 @@ def test_what_a_late_thread_queues_outlives_the_runtime(
     state.retire.drain(block=True)
     state.retire.drain(block=True)
     assert sim.inventory()["host_alloc"] == 0
+
+
+@pytest.mark.parametrize("memory", [None, [Sliced(1 << 16), Direct()]])
+def test_a_buffer_that_is_made_as_its_runtime_closes_stays_whole(
+    sim: SimDriver, monkeypatch: pytest.MonkeyPatch, memory: Any
+) -> None:
+    rt = Runtime(driver=sim, memory=memory)
+    lanes, made = [rt._lanes.lane(rt.stream(0))], []
+
+    def make() -> None:
+        made.append(lanes[0].reserve(N))
+        late_write(lanes[0], made[0])
+
+    beside, last = Beside(make), "close" if memory is None else "trim"
+    monkeypatch.setattr(type(rt.resource), last, before(getattr(type(rt.resource), last), beside))
+    rt.close()  # nothing was handed out just before
+    beside.end()
+    if memory is None:
+        with pytest.raises(ClosedError):
+            lanes[0].reserve(N)
+    assert set(made[0].array().numpy().tolist()) == {7}
+    state = made[0].stream.state
+    made[0].close()
+    lanes.clear()
+    for _ in range(3):
+        state.retire.drain(block=True)
+    sim.check()
+    assert rt.resource.bytes_outstanding == 0
+    del rt
+    made.clear()
+    gc.collect()
+    state.retire.drain(block=True)
+    left = sim.inventory()
+    assert (left["host_alloc"], left["malloc_async"], left["malloc"], left["bytes"]) == (0, 0, 0, 0)
 
 
 def test_what_a_thread_queues_on_an_idle_lane_that_goes_outlives_it(sim: SimDriver) -> None:

@@ -270,10 +270,10 @@ class Runtime(Owned):
         """Wait for what this runtime queued, and let go what it keeps. Memory of live buffers stays until they go."""
         self._lanes.close()
         unless_lost(self._context.close)
-        if self._own_resource and not self.resource.bytes_outstanding:
+        if self._pool is not None:
+            self._pool.trim()  # and not closed: another thread may have got a buffer meanwhile
+        elif self._own_resource and not self.resource.bytes_outstanding:
             self.resource.close()  # else it goes with the last buffer
-        elif self._pool is not None:
-            self._pool.trim()
 
     def _forgotten(self) -> None:
         """Dropped without close: the streams and buffers free themselves; the kernels stay with the driver."""
@@ -281,6 +281,11 @@ class Runtime(Owned):
 
 class _OwnResource(DirectCudaResource):
     """The resource of a runtime that was given none: it may die silently, for every block is some buffer's."""
+
+    def _close(self) -> None:
+        """Free nothing that is handed out: another thread may have got it meanwhile, and its buffer gives it back."""
+        self.reap_pending()
+        self._stop()
 
     def __del__(self) -> None:
         pass

@@ -323,9 +323,7 @@ class SourceResource(Owned, LayeredResource):
             except Exception as error:  # noqa: BLE001 - every block is tried; raised together
                 errors.append(error)
         raise_together(f"closing {self!r}", errors)
-        self._ready = False
-        for desk in self._desks:
-            desk.leave()
+        self._stop()
         if held or arrays or under:
             tags = ", ".join(sorted({b.tag for b in held})) or "none"
             layers = f" and {under} held by layers over it (freed when they let go)" if under else ""
@@ -335,6 +333,12 @@ class SourceResource(Owned, LayeredResource):
                 ResourceWarning,
                 stacklevel=4,
             )
+
+    def _stop(self) -> None:
+        """From here on every allocation looks first whether this is closed."""
+        self._ready = False
+        for desk in self._desks:
+            desk.leave()
 
     def _forgotten(self) -> None:
         for block in self._table:
