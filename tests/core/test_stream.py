@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from driver_calls import recorded
 from interrupts import interrupted
 
 import cuglue
@@ -513,3 +514,26 @@ def test_what_names_no_device_is_of_the_current_one() -> None:
                     assert as_stream(default).device == driver.device_current() == current.device
                     assert as_stream(default, device=1).device == 1
                     assert as_stream(default, device=0).device == 0
+
+
+def test_a_driver_is_named_wherever_one_is_taken() -> None:
+    stream = as_stream(0, driver="sim")
+    assert stream.driver.name == "sim"
+    with pytest.raises(UsageError, match="choice of a driver: got 'simulated'"):
+        as_stream(0, driver="simulated")
+    with pytest.raises(StreamMisuse):
+        as_stream(stream, driver="sim")  # another simulated device
+
+
+@pytest.mark.parametrize("event", [None, 3, "event"])
+def test_what_is_no_event_is_not_waited_for(event: Any, sim: SimDriver, streams: Any) -> None:
+    (a,) = streams(1)
+    with recorded(sim) as calls, pytest.raises(UsageError, match="record"):
+        a.wait(event)
+    assert calls.made == []
+
+
+def test_an_event_of_another_driver_is_not_waited_for(streams: Any) -> None:
+    (a,) = streams(1)
+    with pytest.raises(UsageError, match="record"):
+        a.wait(as_stream(0, driver="sim").record())

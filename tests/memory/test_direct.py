@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from interrupts import interrupted, interrupted_after
 from memory_tools import contents, fill, new_stream
 
 import cuglue
@@ -474,3 +475,44 @@ def test_ordinals_may_be_of_numpy(driver: Any) -> None:
     resource = DirectCudaResource(np.int64(0), np.uint8(0))  # type: ignore[arg-type] # that is the question
     assert (type(resource.device), type(resource.device_ordinal)) == (int, int)
     assert "device=0" in repr(resource)
+
+
+def test_a_driver_can_be_named() -> None:
+    with cuglue.DirectCudaResource(driver="sim") as resource:
+        block = resource.allocate(10)
+        assert resource.driver.name == "sim"
+        assert block.stream.driver is resource.driver
+        resource.deallocate(block)
+    for wrong in ("simulated", 3, object()):
+        with pytest.raises(UsageError, match="choice of a driver"):
+            cuglue.DirectCudaResource(driver=wrong)
+
+
+def test_released_streams_are_destroyed_without_any_other_call(sim: SimDriver) -> None:
+    pool = StreamPool(max_streams=4)
+    for _ in range(20):
+        pool.release(pool.acquire())
+    assert sim.inventory()["streams"] == 0
+    number = pool.acquire()
+    kept = pool.resolve(number)
+    pool.release(number)
+    assert sim.inventory()["streams"] == 1, "somebody has it still"
+    del kept
+    pool.release(pool.acquire())
+    assert sim.inventory()["streams"] == 0
+
+
+@pytest.mark.parametrize("points", [interrupted, interrupted_after])
+def test_an_interrupted_acquire_uses_up_no_place(sim: SimDriver, points: Any) -> None:
+    for step in itertools.count(1):
+        pool = StreamPool(max_streams=4)
+        got: list[int] = []
+
+        def acquire(pool: StreamPool = pool, got: list[int] = got) -> None:
+            got += (pool.acquire(),)
+
+        where = points(acquire, step, "memory/stream_pool.py")
+        assert len(pool) == len(got), where
+        if where is None:
+            break
+    assert step > 3

@@ -18,8 +18,8 @@ from typing import Any
 
 from ..arguments import shown
 from ..driver.protocol import LEGACY_STREAM, PER_THREAD_STREAM, CaptureStatus, Driver
-from ..driver.registry import current_driver
-from ..errors import CaptureError, DriverError, StreamMisuse
+from ..driver.registry import driver_of
+from ..errors import CaptureError, DriverError, StreamMisuse, UsageError
 from .context import hold_all, join_all
 from .cover import POLL_EVERY, cover, give_back, poll
 from .device import DeviceState, device_state
@@ -206,7 +206,18 @@ class Stream:
             return Event(self)
 
     def wait(self, event: Event) -> None:
-        """Order later work here after ``event``. Only enqueues."""
+        """Order later work here after ``event``. Only enqueues.
+
+        Raises:
+            UsageError: not an :class:`Event`, or one of another driver.
+            CaptureError: this stream captures.
+        """
+        if not isinstance(event, Event) or event.stream.driver is not self.driver:
+            raise UsageError(
+                f"event for {self!r}",
+                got=shown(event),
+                expected="what record() of a stream of this driver gave",
+            )
         self.refuse_capture("wait for an event")
         if event.stream is self:
             return
@@ -246,7 +257,7 @@ class Stream:
         give_back(self, len(self.events))
 
 
-def as_stream(obj: object = None, *, device: int | None = None, driver: Driver | None = None) -> Stream:
+def as_stream(obj: object = None, *, device: int | None = None, driver: str | Driver | None = None) -> Stream:
     """The record of a stream.
 
     Args:
@@ -255,7 +266,7 @@ def as_stream(obj: object = None, *, device: int | None = None, driver: Driver |
             used on it waits for all streams of the device, since it may be gone by then; work is queued on it at once.
         device: ordinal that the stream must belong to; None takes the stream's own, or where that does not say the
             one that is current.
-        driver: the driver; None takes the current one.
+        driver: the driver, "cuda", or "sim" for a new simulated device; None takes the current one.
 
     Ordering: touches no queue. Ownership: the record keeps the object alive as long as anything is ordered by it.
 
@@ -266,7 +277,8 @@ def as_stream(obj: object = None, *, device: int | None = None, driver: Driver |
         check_driver(obj, obj.driver, driver or obj.driver)
         _check_device(obj, obj.device, device)
         return obj
-    driver = driver or current_driver()
+    if driver is None or isinstance(driver, str):
+        driver = driver_of(driver)
     if obj is None:
         device = driver.device_current() if device is None else device
         device_state(driver, device)  # an unknown device gets our error, not the array library's

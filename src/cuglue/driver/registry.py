@@ -112,6 +112,11 @@ def open_driver(choice: str | Driver) -> Driver:
     return choice
 
 
+def driver_of(choice: str | Driver | None) -> Driver:
+    """The driver for an argument ``driver=``: as :func:`open_driver` chooses, None the current one."""
+    return current_driver() if choice is None else open_driver(choice)
+
+
 def is_cuda_available() -> bool:
     """True if a CUDA driver loads, starts and sees a device. Asked once; never loads CuPy."""
     return _probe()[0]

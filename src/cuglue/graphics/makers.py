@@ -11,7 +11,7 @@ from typing import Self
 from ..arguments import shown, whole, whole_of
 from ..core.device import device_state
 from ..driver.protocol import Driver
-from ..driver.registry import current_driver
+from ..driver.registry import driver_of
 from ..errors import LayoutError, UnsupportedError, UsageError
 from ..formats import Format
 from ..memory.resource import DeviceMemoryResource
@@ -43,7 +43,7 @@ class HandleMakers:
 
     @classmethod
     def from_gl(
-        cls, resource: int, size: int, ops: CudaGlOps, *, device: int = 0, driver: Driver | None = None
+        cls, resource: int, size: int, ops: CudaGlOps, *, device: int = 0, driver: str | Driver | None = None
     ) -> Self:
         """A handle of a GL buffer that was registered elsewhere.
 
@@ -68,7 +68,7 @@ class HandleMakers:
         if not all(callable(getattr(ops, name, None)) for name in ("map", "unmap", "unregister")):
             raise UsageError("ops", got=shown(ops), expected="an object with map, unmap and unregister")
         try:
-            state = device_state(driver or current_driver(), device)
+            state = device_state(driver_of(driver), device)
         except UnsupportedError as error:
             return cls(Life(ForeignBuffer(None, resource, size, ops)), no_runtime=str(error))
         return cls(Life(ForeignBuffer(state, resource, size, ops)))
@@ -118,7 +118,7 @@ class HandleMakers:
         height: int | None = None,
         memory: DeviceMemoryResource | None = None,
         device: int = 0,
-        driver: Driver | None = None,
+        driver: str | Driver | None = None,
     ) -> Self:
         """A handle of a 2-D CUDA array that somebody else made (``cudaArray_t``).
 
@@ -140,7 +140,7 @@ class HandleMakers:
         """
         if isinstance(array, bool) or not isinstance(array, int) or array <= 0:
             raise UsageError("CUDA array", got=shown(array), expected="a cudaArray_t: an int above 0")
-        state = device_state(driver or current_driver(), device)
+        state = device_state(driver_of(driver), device)
         check_fence(fence, device)
         what = f"array of {texels} x {rows} texels"
         info = state.driver.array_info(array, state.device)
@@ -205,7 +205,7 @@ class HandleMakers:
         height: int | None = None,
         memory: DeviceMemoryResource | None = None,
         device: int = 0,
-        driver: Driver | None = None,
+        driver: str | Driver | None = None,
     ) -> Self:
         """A handle of a Direct3D 11 texture. Windows only, where it has never been run: see docs/platforms.md.
 
@@ -224,7 +224,7 @@ class HandleMakers:
             UnsupportedError: no Windows, or a texture that does not register; the message names format or flag.
             LayoutError, UsageError, DriverError: as they say. Nothing is left registered.
         """
-        state = device_state(driver or current_driver(), device)
+        state = device_state(driver_of(driver), device)
         check_fence(fence, device)
         described = carried("Direct3D 11 texture", format, width, height)
         return cls(Life(open_texture(state, texture, Writes(fence), described, memory)))
@@ -247,7 +247,7 @@ class HandleMakers:
 
     @classmethod
     def from_client_parts(
-        cls, parts: CudaClientParts, *, device: int | None = None, driver: Driver | None = None
+        cls, parts: CudaClientParts, *, device: int | None = None, driver: str | Driver | None = None
     ) -> Self:
         """A handle that takes a registration which another one, or another library, gave away.
 

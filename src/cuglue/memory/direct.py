@@ -38,7 +38,7 @@ class DirectCudaResource(SourceResource):
         mode: Mode = "auto",
         check: bool = True,
         stream_pool: StreamPool | None = None,
-        driver: Driver | None = None,
+        driver: str | Driver | None = None,
     ) -> None:
         """Make the resource; calls no driver.
 
@@ -50,7 +50,7 @@ class DirectCudaResource(SourceResource):
                 block is always freed by the path that allocated it.
             check: refuse two different ordinals.
             stream_pool: what an int stands for where a stream is expected: an id of this pool. None: a handle.
-            driver: where the memory comes from; None: the current driver.
+            driver: where the memory comes from, or its name ("sim": a new simulated device); None: the current one.
         """
         if not isinstance(mode, str) or mode not in get_args(Mode):
             raise UsageError("mode", got=shown(mode), expected=f"one of {', '.join(get_args(Mode))}")

@@ -19,7 +19,7 @@ from ..core.block import BlockLife
 from ..core.device import DeviceState, check_device, device_state
 from ..core.stream import INVALID_HANDLE, Stream
 from ..driver.protocol import LEGACY_STREAM, Driver
-from ..driver.registry import current_driver
+from ..driver.registry import driver_of
 from ..errors import (
     CaptureError,
     ClosedError,
@@ -69,7 +69,7 @@ class SourceResource(Owned, LayeredResource):
         *,
         check: bool = True,
         stream_pool: StreamPool | None = None,
-        driver: Driver | None = None,
+        driver: str | Driver | None = None,
     ) -> None:
         """Make the resource; calls no driver.
 
@@ -78,21 +78,19 @@ class SourceResource(Owned, LayeredResource):
             device_ordinal: ordinal that the resource and its blocks go by; the same unless ``check`` is False.
             check: refuse two different ordinals.
             stream_pool: what an int stands for where a stream is expected: an id of this pool. None: a handle.
-            driver: where the memory comes from; None: the current driver.
+            driver: where the memory comes from, or its name ("sim": a new simulated device); None: the current one.
 
         Raises:
             UsageError: no such device.
         """
         self._device = whole_of("device ordinal", device)
         self._ordinal = self._device if device_ordinal is None else whole_of("device ordinal", device_ordinal)
-        self._driver = driver or current_driver()
+        self._driver = driver_of(driver)
         if self._device:  # the first one is there with any driver
             check_device(self._driver, self._device)
         if check and self._ordinal != self._device:
-            given, hint = (
-                f"{shown(device_ordinal)} for {self._device}",
-                "Pass check=False if it is a label only",
-            )
+            given = f"{shown(device_ordinal)} for {self._device}"
+            hint = "Pass check=False if it is a label only"
             raise UsageError("device ordinal", got=given, expected="the same", hint=hint)
         if stream_pool is not None and not isinstance(stream_pool, StreamPool):
             raise UsageError("stream_pool", got=shown(stream_pool), expected="a StreamPool or None")

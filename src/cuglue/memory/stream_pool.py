@@ -46,20 +46,28 @@ class StreamPool:
             StreamPoolCapacity: all streams were handed out.
             DriverError: the driver could not make one; the id is not used up.
         """
-        with self._lock:
-            if len(self._streams) >= self.max_streams:
-                raise StreamPoolCapacity(
-                    repr(self),
-                    got="one more stream",
-                    expected=f"at most {self.max_streams}",
-                    hint="Release one, or make the pool larger",
-                    max_streams=self.max_streams,
-                )
-            own = OwnStream(device_state(self._driver, self.device))
-            stream = as_stream(own, device=self.device, driver=self._driver)
-            number, self._next = self._next, self._next + 1
-            self._streams[number] = stream
-            return number
+        state = device_state(self._driver, self.device)
+        state.retire.run_forgotten()  # streams that were released before, and whose last user has gone since
+        number = 0
+        try:
+            with self._lock:
+                if len(self._streams) >= self.max_streams:
+                    raise StreamPoolCapacity(
+                        repr(self),
+                        got="one more stream",
+                        expected=f"at most {self.max_streams}",
+                        hint="Release one, or make the pool larger",
+                        max_streams=self.max_streams,
+                    )
+                stream = as_stream(OwnStream(state), device=self.device, driver=self._driver)
+                number = self._next
+                self._next += 1
+                self._streams[number] = stream
+        except BaseException:
+            if number:  # interrupted: nobody knows it
+                self._streams.pop(number, None)
+            raise
+        return number
 
     def resolve(self, number: int) -> Stream | None:
         """The stream with this id; None if there is none. 0 is the legacy default stream, always."""
@@ -71,9 +79,10 @@ class StreamPool:
     def release(self, number: int) -> None:
         """Take a stream back; it is destroyed once nothing is ordered by it any more. Unknown ids do nothing."""
         known = whole(number)
-        with self._lock:
-            if known is not None:
-                self._streams.pop(known, None)
+        if known is not None:
+            with self._lock:
+                self._streams.pop(known, None)  # its record ends here, unless somebody else has it
+            device_state(self._driver, self.device).retire.run_forgotten()
 
     def __len__(self) -> int:
         return len(self._streams)
