@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 from typing import Any
@@ -952,3 +953,23 @@ def test_work_that_another_stream_had_last_is_recorded_after_a_warmup(rt: Runtim
         with capture.graph as graph:
             graph.replay()
     assert rt.read(x, dtype="i4", stream=stream).result().tolist() == [2] * 4
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_capture_that_was_dropped_on_the_way_is_ended_by_another(rt: Runtime, steps: int) -> None:
+    stream = rt.stream(0)
+    x = rt.create(np.zeros(N, "f4"), stream=stream)
+    dropped = rt.capture(stream)
+    dropped.prepare()
+    if steps == 2:
+        dropped.begin()
+    del dropped
+    gc.collect()
+    with pytest.raises(CaptureError):
+        rt.capture(stream).prepare()
+    with pytest.raises(CaptureError):
+        rt.capture(stream).end()
+    with rt.capture(stream) as capture:
+        pass
+    capture.graph.close()
+    assert set(rt.read(x, dtype="f4", stream=stream).result().tolist()) == {0}

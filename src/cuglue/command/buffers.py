@@ -39,7 +39,7 @@ class Buffer:
     """Bytes of device memory that a runtime manages. Made by ``runtime.create``, ``runtime.empty`` and commands.
 
     Ownership: the memory lives while this buffer, a part of it, an array made from it or a graph refers to it, then is
-    freed in stream order; closing is optional.
+    freed in stream order; closing is optional. Threads may share it.
     """
 
     __slots__ = ("__weakref__", "_cell", "_closed", "_operand", "_place", "nbytes", "offset")

@@ -47,7 +47,12 @@ class Capture:
 
     The warm-up is optional: it lets recorded work use temporary buffers, whose memory the graph then keeps.
 
-    Work of another stream cannot be recorded, nor can syncs, reads and maps. A body that raises leaves no graph.
+    Work of another stream cannot be recorded, nor can syncs, reads and maps. A body that raises leaves no graph, and
+    what the recorded work would have written (``Out``, ``InOut``) counts as unwritten, for nothing of it ran: write it
+    again, or say that its bytes are right with ``Buffer.trust()``.
+
+    One that is dropped between :meth:`prepare` and :meth:`end` keeps its stream. ``runtime.capture(stream).end()`` ends
+    it: that raises CaptureError, and the stream can be captured again.
     """
 
     def __init__(self, lanes: Lanes, lane: Lane) -> None:

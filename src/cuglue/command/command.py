@@ -29,7 +29,7 @@ from .taint import Failure, Journal, claim
 
 
 class Command(MemoryCalls):
-    """A unit of work. Made by ``runtime.command(...)``; use it in ``with``, on one thread, once.
+    """A unit of work. Made by ``runtime.command(...)``; use it in ``with``, once, on the thread that made it.
 
     An exception that leaves the ``with`` block leaves what was declared to be written, and was not yet, as unwritten.
 

@@ -29,8 +29,8 @@ _KEEP = 1 << 30  # bytes of pinned memory that may lie idle
 class HostBuffer(np.ndarray[Any, Any]):
     """Bytes of host memory as an array: what a read gives, and what :meth:`Command.reserve_cpu` gives.
 
-    It has the buffer protocol, and ``numpy.asarray`` makes a plain array of it without a copy. What is computed from
-    it is plain arrays.
+    It has the buffer protocol, and ``numpy.asarray`` makes a plain array of it without a copy. Arithmetic gives plain
+    arrays. Views and copies (``astype``, ``deepcopy``, an index) are of this class, too; a copy is ordinary memory.
     """
 
     _ptr = 0  # the address where it is known, of the whole alone: views have no such attribute of their own

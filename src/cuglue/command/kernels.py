@@ -30,7 +30,8 @@ class Kernel:
         source: CUDA C++; compiled for a device when first launched there, then kept.
         options: for the compiler.
         sim: ``sim(grid, block, *args)``, called on the simulated device with grid and block as tuples of three, a
-            NumPy view for each pointer and a NumPy scalar for each value.
+            NumPy view for each pointer, a NumPy scalar for each value, and for each surface or texture an object whose
+            ``texels`` are a NumPy view of shape ([depth,] height, width, channels), read-only of a texture.
 
     Raises:
         LaunchError: the source has no such kernel, or its name would be changed by the compiler.

@@ -138,6 +138,7 @@ class MemoryCalls:
     def allocation_mode(self, mode: MemoryAllocationMode) -> None:
         """Open a window in which buffers come from the persistent pool (PERSISTENT), or close one (AUTO). They nest.
 
+        AUTO where no window is open does nothing but a RuntimeWarning. :meth:`persistent` closes its own window.
         While the stream records a graph, the change waits for the end.
 
         Raises:

@@ -19,6 +19,7 @@ from ..driver.registry import current_driver, open_driver
 from ..errors import UsageError
 from ..layout import element
 from ..lifecycle import Owned, OwnedState
+from ..memory.block import DeviceBlock
 from ..memory.direct import DirectCudaResource
 from ..memory.layered import LayeredResource
 from ..memory.pool.layouts import MemoryConfiguration, PoolLayout
@@ -55,6 +56,9 @@ class Runtime(Owned):
         memory: pools of each stream, over ``resource``; None takes each buffer straight from the resource.
 
     Ownership: close it, or use it in ``with``. Buffers outlive it safely.
+    Threads: may share it, its buffers, streams, kernels and futures; a command belongs to the thread that made it, a
+        capture or a profile to one at a time. Closing it beside others gives them ClosedError, or their work is done.
+        Work of one stream runs in the order in which threads enqueue it.
 
     Raises:
         UsageError: no such device, or a resource of another one.
@@ -148,7 +152,7 @@ class Runtime(Owned):
         Args:
             buffer: a Buffer, or a contiguous view, map or CuPy array.
             shape: extents in elements; None: one axis over everything.
-            dtype: anything NumPy takes for a dtype.
+            dtype: anything NumPy takes for a dtype; None: float64, as NumPy has it.
             stream: anything :func:`~cuglue.as_stream` takes.
             progress: ``progress(done_bytes, total_bytes)``, called on a thread of the library as a large copy goes on
                 and at its end. What it raises is counted and logged.
@@ -232,7 +236,8 @@ class Runtime(Owned):
         """A capture of a stream: work recorded once, to be replayed as a graph. Use it in ``with``.
 
         Args:
-            stream: anything :func:`~cuglue.as_stream` takes, but no default stream: those cannot capture.
+            stream: anything :func:`~cuglue.as_stream` takes, but no default stream: the legacy one cannot capture, and
+                ``with`` raises CaptureError.
 
         Ordering: queues nothing; its ``with`` blocks the host until host bytes of earlier work are let go.
         """
@@ -270,10 +275,10 @@ class Runtime(Owned):
         """Wait for what this runtime queued, and let go what it keeps. Memory of live buffers stays until they go."""
         self._lanes.close()
         unless_lost(self._context.close)
-        if self._pool is not None:
-            self._pool.trim()  # and not closed: another thread may have got a buffer meanwhile
-        elif self._own_resource and not self.resource.bytes_outstanding:
+        if self._own_resource and not self.resource.bytes_outstanding:
             self.resource.close()  # else it goes with the last buffer
+        elif self._pool is not None:
+            self._pool.trim()
 
     def _forgotten(self) -> None:
         """Dropped without close: the streams and buffers free themselves; the kernels stay with the driver."""
@@ -293,6 +298,12 @@ class _OwnResource(DirectCudaResource):
 
 class _OwnPool(PoolResource):
     """The pool of a runtime, likewise: what it keeps goes back with the last buffer."""
+
+    def _give_blocks_back(self) -> list[DeviceBlock]:
+        return []
+
+    def _warn_of(self, blocks: list[DeviceBlock]) -> None:
+        pass
 
     def __del__(self) -> None:
         if not self._ending() and getattr(self, "_life", None) is not None and not self.closed:

@@ -40,6 +40,10 @@ class PoolClosing(Owned, PoolArrays):
             self._ready = True
             self._keeper.unseal()
             raise
+        self._warn_of(blocks)
+
+    def _warn_of(self, blocks: list[DeviceBlock]) -> None:
+        """Say what was freed under its users, and what they still have."""
         left = len(self._keeper.live_spans())
         if blocks or left:
             tags = ", ".join(sorted({block.tag for block in blocks})) or "none"
@@ -47,7 +51,7 @@ class PoolClosing(Owned, PoolArrays):
                 f"{self!r} closed with {len(blocks)} blocks live (tags: {tags}; freed now) and "
                 f"{left} pieces in use by CuPy arrays (freed with them)",
                 ResourceWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def _give_blocks_back(self) -> list[DeviceBlock]:
