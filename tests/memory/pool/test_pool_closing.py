@@ -415,3 +415,25 @@ def test_a_graphs_memory_is_not_copied(device: Any) -> None:
             copy.copy(graph)
         assert isinstance(graph, GraphMemory)
         graph.close()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_size_may_be_asked_for_the_first_time_while_the_pool_closes(device: Any) -> None:
+    """Where it looks from then on is known just after close() has emptied what was known."""
+    sim = device()
+    pool = PoolResource(AsyncCudaResource())
+    array = pool.malloc(100)  # so that upstream stays open, and has a page for the request
+    home = pool.homes.of(as_stream(0))
+
+    class Late(dict[int, Any]):
+        def __setitem__(self, size: int, found: Any) -> None:
+            elsewhere(pool.close)
+            super().__setitem__(size, found)
+
+    home._serving = Late(home._serving)
+    with pytest.raises(ClosedError):
+        pool.allocate(5000)
+    assert pool.closed
+    del array
+    assert memory_of(sim) == 0
+    assert pool.upstream.closed

@@ -67,6 +67,7 @@ class Bins:
     Attributes:
         bins: by size in alignments, the stacks of spans for it: its own, which near sizes share, and those of larger
             classes that serve it too, the smallest first.
+        late: the bin for all that comes back to a closed pool; None: it is open.
     """
 
     def __init__(self) -> None:
@@ -74,6 +75,7 @@ class Bins:
         self._stacks: dict[int, Stack] = {}
         self._serving: dict[int, tuple[Stack, tuple[Stack, ...]]] = {}  # by class
         self._near_middle = NEAR_MIDDLE
+        self.late: Stack | None = None
 
     def pop(self, nbytes: int) -> Span | None:
         """A span from the bins that serve ``nbytes`` bytes."""
@@ -92,10 +94,14 @@ class Bins:
 
     def bin_of(self, nbytes: int) -> Stack:
         """The stack that spans for ``nbytes`` bytes go back to."""
+        if self.late is not None:
+            return self.late
         return (self.bins.get((nbytes + ALIGN - 1) // ALIGN) or self._open(nbytes))[0]
 
     def bin_for(self, size: int) -> Stack:
         """The stack that a span of ``size`` bytes fits best."""
+        if self.late is not None:
+            return self.late
         stack = self._stacks.get(size)  # a span that was cut has the size of its class
         return self._stacks.setdefault(class_below(size), []) if stack is None else stack
 
@@ -127,15 +133,9 @@ class Bins:
             self._serving.clear()
             self.bins.clear()
 
-    def late(self, came: Callable[[], None]) -> Stack:
-        """The bin for what comes back once the pool is closed."""
-        return self._stacks.setdefault(0, Late(came))
-
-    def only_late(self) -> None:
-        """Forget every other bin; they are empty, and no span goes back to them."""
-        self._stacks = {0: self._stacks[0]}
-        self._serving.clear()
-        self.bins.clear()
+    def seal(self, came: Callable[[], None]) -> None:
+        """The pool closes: whatever is handed out from now on comes back to :attr:`late`."""
+        self.late = self._stacks.setdefault(0, Late(came))
 
     def binned_spans(self) -> list[Span]:
         """The spans in bins."""

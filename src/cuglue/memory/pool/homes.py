@@ -210,21 +210,21 @@ class Homes:
         with self.all_locked() as homes:
             self.came_back = came
             self.forget_all_fast()
-            late = {id(home): home.late(came) for home in homes}
+            for home in homes:
+                home.seal(came)
             for span in (span for home in homes for page in home.pages for span in page.spans()):
                 if span.home is not None:
-                    span.stack = late[id(span.home)]
-            for (
-                home
-            ) in homes:  # what came back before that lies in the bins, and nothing comes there any more
-                home.flush()
-                home.only_late()
+                    span.stack = span.home.late
+            for home in homes:
+                home.flush()  # what came back before lies in its bins, and no more comes there
                 home.private = home.private and not home.abandoned
 
     def unseal(self) -> None:
         """The pool could not be closed."""
         with self.lock:
             self.came_back = None
+            for home in self.all():
+                home.late = None
             for home in self._by_stream.values():
                 self._note_fast(home)
 
