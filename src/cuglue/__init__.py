@@ -112,4 +112,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    own = (name for name in globals() if name.startswith("__"))
+    return [*own, *__all__]

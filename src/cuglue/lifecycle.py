@@ -110,7 +110,6 @@ CAPTURE: Table[CaptureState] = {
     CaptureState.NONE: {"prepare": CaptureState.PREPARED},
     CaptureState.PREPARED: {
         "begin": CaptureState.RECORDING,
-        "begin_refused": CaptureState.NONE,
         "end": CaptureState.NONE,  # refused with an error, and unwound
     },
     CaptureState.RECORDING: {"end": CaptureState.NONE, "abandon": CaptureState.NONE},
@@ -135,8 +134,36 @@ _REFUSALS: dict[Enum, type[CuglueError]] = {
 }
 
 
+#: Events as what a person does; the other ones follow from something else.
+_DOINGS = {
+    "map": "map()",
+    "unmap": "leaving a map",
+    "close": "close()",
+    "transfer": "into_client_parts()",
+    "release": "leaving it",
+    "cancel": "cancel()",
+    "use": "a use",
+    "deallocate": "deallocate()",
+    "prepare": "prepare()",
+    "begin": "begin()",
+    "end": "end()",
+}
+_WAYS_OUT: dict[Enum, str] = {
+    HandleState.MAPPED: "Leave its maps first",
+    HandleState.CLOSING: "Register the object again",
+    HandleState.CLOSED: "Register the object again",
+    HandleState.TRANSFERRED: "Whoever has its parts now maps it, and closes it",
+    MapState.RELEASED: "Map the object again",
+    OwnedState.CLOSED: "What is closed stays closed: make another",
+    BlockState.RETIRED: "Allocate another block",
+    CaptureState.NONE: "Call prepare() first, or use `with runtime.capture(stream)`",
+    CaptureState.PREPARED: "Call begin(), or end() to give it up",
+    CaptureState.RECORDING: "End it first, with end()",
+}
+
+
 def step(table: Table[S], state: S, event: str, who: object = "object") -> S:
-    """The state that ``event`` leads to, or an error naming object, state, event and the events allowed.
+    """The state that ``event`` leads to, or an error naming object, state, event, what would be allowed and a way out.
 
     Args:
         table: one of the tables of this module.
@@ -151,9 +178,14 @@ def step(table: Table[S], state: S, event: str, who: object = "object") -> S:
         return table[state][event]
     except KeyError:
         pass
-    allowed = ", ".join(sorted(table[state])) or "nothing"
+    allowed = " or ".join(_DOINGS[known] for known in table[state] if known in _DOINGS) or "nothing"
     error = _REFUSALS.get(state, UsageError)
-    raise error(f"{who} is {state.value}", got=f"'{event}'", expected=f"one of: {allowed}")
+    raise error(
+        f"{who} is {state.value}",
+        got=_DOINGS.get(event, event),
+        expected=allowed,
+        hint=_WAYS_OUT.get(state, ""),
+    )
 
 
 def leave(end: Callable[[], None], error: BaseException | None, doing: str, who: object) -> None:

@@ -174,13 +174,20 @@ def test_row_85_a_refusal_explains_sizes_and_handles(driver: Any) -> None:
     os.close(fd)
 
 
+def test_a_descriptor_without_bytes_is_refused_in_words(driver: Any) -> None:
+    fd = memory_file(0)
+    with pytest.raises(DriverError, match="got 10 bytes, expected shared memory with bytes: this has none"):
+        external.import_fd(fd, allocation_size=10)
+    os.close(fd)
+
+
 # --- Windows handles ------------------------------------------------------------------------------------------------
 def test_row_86_handles_are_types(driver: Any) -> None:
     fd = memory_file(N)
     value = driver.fake_win32(fd)
     fence = external.D3D12Fence(value)
     for wrong in (value, fence, fd, "d3d12_heap", None):
-        with pytest.raises(UsageError, match="D3D12Heap, D3D12Resource, D3D11Texture, OpaqueWin32"):
+        with pytest.raises(UsageError, match="of D3D12Heap, D3D12Resource, D3D11Texture, OpaqueWin32$"):
             external.import_win32(wrong, allocation_size=N)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="D3D12Fence, D3D11Fence, OpaqueSemaphoreWin32"):
         external.import_semaphore_win32(external.D3D12Heap(value))  # type: ignore[arg-type]

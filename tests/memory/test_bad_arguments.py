@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -235,3 +236,18 @@ def test_an_array_in_the_place_of_a_block_is_named_by_its_address(upstream: Any,
             call(array)
     assert resource.bytes_outstanding == 0
     resource.close()
+
+
+@pytest.mark.parametrize("key", ["0", 0.0, False, None])
+def test_a_key_of_per_device_is_an_ordinal(sim: Any, key: Any) -> None:
+    with pytest.raises(UsageError, match=r"PerDevice: key: got .*, expected an ordinal of a device"):
+        PerDevice({key: cuglue.DirectCudaResource()})
+
+
+@pytest.mark.parametrize("sink", [cuglue.CsvSink, cuglue.TraceSink, cuglue.JsonLinesSink])
+def test_a_binary_file_is_no_place_for_a_log(sink: Any) -> None:
+    with pytest.raises(UsageError, match="expected a path, or an open text file"):
+        sink(io.BytesIO())
+    text = io.StringIO()
+    with sink(text):
+        assert not text.closed

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
 
 import pytest
+from interrupts import interrupted, interrupted_after
 from memory_tools import new_stream
 
 import cuglue
@@ -20,6 +22,7 @@ from cuglue import (
     TrackingResource,
     testing,
 )
+from cuglue.driver.sim import SimDriver
 from cuglue.errors import OutOfMemory, UsageError, UseAfterFree
 from cuglue.memory import tracking
 
@@ -327,3 +330,27 @@ def test_snapshots_of_two_trackers_are_not_compared(driver: Any) -> None:
     with pytest.raises(UsageError, match="two resources"):
         TrackingResource.diff(one.snapshot(), other.snapshot())
     one.deallocate(block)
+
+
+@pytest.mark.parametrize("points", [interrupted, interrupted_after])
+def test_an_interrupted_scope_is_not_counted_on(sim: SimDriver, points: Any) -> None:
+    """It is open, and told of every allocation, or closed and can be entered again."""
+    for step in itertools.count(1):
+        resource = cuglue.StatisticsResource(cuglue.DirectCudaResource())
+        scope = resource.scope()
+        entered: list[Any] = []
+
+        def enter(scope: Any = scope, entered: list[Any] = entered) -> None:
+            entered += (scope.__enter__(),)
+
+        where = points(enter, step, "memory/statistics.py")
+        assert resource._scopes == entered, where
+        if entered:
+            scope.__exit__(None, None, None)
+        with scope:
+            resource.deallocate(resource.allocate(10))
+        assert scope.statistics().total_bytes == 10, where
+        assert resource._scopes == [], where
+        if where is None:
+            break
+    assert step > 3

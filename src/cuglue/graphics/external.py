@@ -265,7 +265,8 @@ def _check_choice(name: str, value: object, choices: object) -> None:
 
 def _check_handle(handle: object, kind: type[WindowsHandle]) -> None:
     if not isinstance(handle, kind):
-        classes = ", ".join(sub.__name__ for sub in kind.__subclasses__())
+        # A dataclass with slots is made twice, and the first one lives until the collector comes.
+        classes = ", ".join(dict.fromkeys(sub.__name__ for sub in kind.__subclasses__()))
         raise UsageError("Windows handle", got=shown(handle), expected=f"one of {classes}")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
-from ..arguments import shown
+from ..arguments import shown, whole_of
 from ..core import process
 from ..driver.registry import current_driver
 from ..errors import CuglueError, UsageError, raise_together
@@ -29,6 +29,7 @@ class PerDevice:
                 "PerDevice", got=shown(resources), expected="a mapping from ordinals to resources"
             )
         for ordinal, resource in resources.items():
+            whole_of("PerDevice: key", ordinal, expected="an ordinal of a device")
             if not isinstance(resource, DeviceMemoryResource) or resource.device != ordinal:
                 raise UsageError(
                     f"PerDevice: resource of device {ordinal}",

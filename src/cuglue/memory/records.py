@@ -166,9 +166,14 @@ class _FileSink:
         Raises:
             UsageError: neither. OSError: the file cannot be written.
         """
-        self._own = not hasattr(target, "write")
-        if self._own and not isinstance(target, str | PathLike):
-            raise UsageError(type(self).__name__, got=shown(target), expected="a path, or an open text file")
+        self._own = isinstance(target, str | PathLike)
+        if not self._own:
+            try:
+                cast("TextIO", target).write("")  # a binary file says so now, and not at the first record
+            except (AttributeError, TypeError):
+                raise UsageError(
+                    type(self).__name__, got=shown(target), expected="a path, or an open text file"
+                ) from None
         self._file: IO[str] = (
             open(cast("str", target), "w", encoding="utf-8", newline="")  # noqa: SIM115 - closed by close()
             if self._own

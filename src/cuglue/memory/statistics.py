@@ -169,24 +169,36 @@ class StatisticsScope:
 
     def __enter__(self) -> Self:
         resource = self._resource
-        with resource._lock:
-            if self._result is None:
-                raise self._misused("entered while it is open")
-            self._before = resource.statistics()
-            self._result = None
-            self._bytes, self._count = self._before.current_bytes, self._before.current_count
-            resource._scopes.append(self)
-            self._saw(resource._counters.nbytes, resource._counters.count)  # others counted meanwhile
+        entered = False
+        try:
+            with resource._lock:
+                if self._result is None:
+                    raise self._misused("entered while it is open")
+                self._before = resource.statistics()
+                self._bytes, self._count = self._before.current_bytes, self._before.current_count
+                self._result = None  # and no call up to the next line: it is open and told, or neither
+                resource._scopes += (self,)
+                entered = True
+                self._saw(resource._counters.nbytes, resource._counters.count)  # others counted meanwhile
+        except BaseException:
+            if entered:  # interrupted: nobody leaves it
+                self._leave()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._resource._lock:
+        self._leave()
+
+    def _leave(self) -> None:
+        resource = self._resource
+        with resource._lock:
             if self._result is not None:
                 raise self._misused("left while it is not open")
-            self._result = self.statistics()
-            self._resource._scopes.remove(self)
+            result, place = self.statistics(), resource._scopes.index(self)
+            self._result = result
+            del resource._scopes[place]
 
     def _misused(self, got: str) -> UsageError:
         return UsageError(

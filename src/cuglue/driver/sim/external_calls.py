@@ -284,7 +284,11 @@ def _shared(fd: int, nbytes: int, call: str) -> Bytes:
         size = os.fstat(fd).st_size
         if not 0 < nbytes <= size:
             raise codes.refused(
-                codes.INVALID_VALUE, call, "size", got=f"{nbytes} bytes", expected=f"1 to {size}"
+                codes.INVALID_VALUE,
+                call,
+                "size",
+                got=f"{nbytes} bytes",
+                expected=f"1 to {size}" if size else "shared memory with bytes: this has none",
             )
         return map_fd(fd, nbytes)
     except OSError as error:
