@@ -84,7 +84,7 @@ def test_a_future_keeps_none(sim: SimDriver) -> None:
 
 
 def test_a_handle_without_a_device_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_driver() -> Any:
+    def no_driver(_: object) -> Any:
         raise UnsupportedError("no driver library", reason="no_runtime")
 
     class Ops:
@@ -92,7 +92,7 @@ def test_a_handle_without_a_device_keeps_none(monkeypatch: pytest.MonkeyPatch) -
         def unmap(self, resource: int) -> None: ...
         def unregister(self, resource: int) -> None: ...
 
-    monkeypatch.setattr(makers, "current_driver", no_driver)
+    monkeypatch.setattr(makers, "driver_of", no_driver)
     gone, handle = met(lambda: CudaHandle.from_gl(7, 16, Ops()))
     assert gone() is None
     with pytest.raises(MapUnavailableError, match="no driver library"):

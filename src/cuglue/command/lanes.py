@@ -103,12 +103,13 @@ class Lanes:
         if len(self._lanes) >= _LANES + len(self._own):
             self._drop_idle()
         with self._lock:
-            self._refuse_closed()
-            if stream.id not in self._lanes:
-                self._lanes[stream.id] = Lane(
-                    stream, self._place, self.resource, self.host, self._total, self.failures
-                )
-            return self._lanes[stream.id]
+            lane = self._lanes.get(stream.id)
+            if lane is None:
+                lane = Lane(stream, self._place, self.resource, self.host, self._total, self.failures)
+                # Of a closed runtime it belongs to whoever asks: a graph, or a thread that was on the way.
+                if not self._closed:
+                    self._lanes[stream.id] = lane
+            return lane
 
     def _drop_idle(self) -> None:
         """Forget lanes that hold nothing and are not ours. What another thread queues on one yet outlives it."""
@@ -121,17 +122,12 @@ class Lanes:
         """One of the runtime's own streams: ``index`` modulo their number. Made at first use."""
         slot = whole_of("stream of a runtime", index) % self.max_streams
         with self._lock:
-            self._refuse_closed()
+            if self._closed:
+                raise ClosedError("stream of a runtime", got="a use", expected="an open runtime")
             if slot not in self._own:
                 made = _OwnStream(self._state)
                 self._own[slot] = as_stream(made, device=self._place.device, driver=self._place.driver)
             return self._own[slot]
-
-    def _refuse_closed(self) -> None:
-        if self._closed:
-            raise ClosedError(
-                f"runtime of device {self._state.device}", got="a use", expected="an open runtime"
-            )
 
     def all(self) -> list[Lane]:
         """Every lane whose stream is alive."""

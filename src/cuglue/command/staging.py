@@ -146,7 +146,7 @@ class DropQueue:
         except BaseException:
             self._staged += things
             raise
-        self._staged_bytes = sum(nbytes for _, nbytes in self._staged.copy())
+        self._staged_bytes = sum(nbytes for _, nbytes in self._staged.copy()) if self._staged else 0
 
     def drain(self) -> None:
         """Two rotations: nothing is held afterwards. Blocks the host."""
