@@ -433,3 +433,21 @@ def test_memory_that_was_bound_elsewhere_is_not_kept_by_its_first_name(rt: Runti
         cmd.bind(reserved, x)
     x.close()
     assert rt.resource.bytes_outstanding == 0
+
+
+def test_memory_is_counted_beside_a_thread_that_allocates(rt: Runtime) -> None:
+    stream = rt.stream(0)
+    lane, kept = rt._lanes.lane(stream), []
+
+    class Asked:
+        """A storage whose size is asked just as another thread makes a buffer."""
+
+        @property
+        def block(self) -> Any:
+            kept.append(rt.empty(N, stream=stream))
+            return kept[0].block
+
+    x, asked = rt.empty(N, stream=stream), Asked()
+    kept.append(x)
+    lane._live[id(asked)] = asked  # type: ignore[assignment] # as much of one as is asked for
+    assert lane.usage().bytes_in_use == 2 * N

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from functools import partial
 from typing import Any, cast
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from ..arguments import whole_of
 from ..core.block import BlockLife
@@ -97,7 +97,7 @@ class Lane:
         self.slab = Slab(stream, host, self.drops)
         self.failures = failures
         self.profiles: list[Any] = []
-        self._live: WeakSet[Storage] = WeakSet()
+        self._live: WeakValueDictionary[int, Storage] = WeakValueDictionary()  # by id
         self.pools = _pools_of(resource, stream)
         self.capture_state = CaptureState.NONE
         self.capture_owner: object = None
@@ -159,7 +159,7 @@ class Lane:
         return self.resource.allocate(nbytes, self.stream, tag)
 
     def _buffer(self, storage: Storage, nbytes: int) -> Buffer:
-        self._live.add(storage)
+        self._live[id(storage)] = storage
         buffer = Buffer(self.place, nbytes)
         buffer._cell.storage = storage
         return buffer
@@ -186,7 +186,8 @@ class Lane:
 
     def usage(self) -> MemoryUsage:
         """Memory of this stream's buffers, where there are no pools to ask: nothing is padded or kept."""
-        sizes = [storage.block.size for storage in self._live]
+        found = [reference() for reference in self._live.valuerefs()]  # a list: others allocate meanwhile
+        sizes = [storage.block.size for storage in found if storage is not None]
         return MemoryUsage(len(sizes), sum(sizes), 0, sum(sizes))
 
     def need_pools(self) -> StreamMemory:
