@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from driver_calls import Calls, recorded
+from interrupts import interrupted
 
 from cuglue import Out, Runtime
 from cuglue.command.slab import Slab
@@ -131,6 +132,25 @@ def test_C26_pending_without_a_fence_gets_one(queue: DropQueue, driver: Any, cal
     assert queue.pending + queue.staged == ("a",) or calls.count("event_synchronize") == 1
     queue.drain()
     assert (queue.pending, queue.staged) == ((), ())
+
+
+def test_C26_an_interrupted_flush_loses_nothing_that_the_device_uses(sim: SimDriver) -> None:
+    with Runtime() as rt:
+        stream = rt.stream(0)
+        for step in range(1, 100):
+            queue = DropQueue(stream)
+            with Latch(stream) as latch:
+                for thing in ("a", "b"):
+                    queue.push(thing, 1)
+                where = interrupted(queue.flush, step)
+                queue.collect()
+                assert {*queue.staged, *queue.pending} == {"a", "b"}
+                latch.release()
+            queue.drain()
+            assert (queue.staged, queue.pending, queue.due) == ((), (), False)
+            if where is None:
+                break
+        assert 5 < step < 99
 
 
 def test_C26_work_lets_go_what_is_due(sim: SimDriver) -> None:
