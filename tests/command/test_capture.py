@@ -446,6 +446,17 @@ def test_a_graph_that_cannot_be_destroyed_goes_with_the_next_drain(
     capture.graph.close()
 
 
+def test_the_empty_graph_of_a_warmup_goes_with_the_next_drain(sim: SimDriver) -> None:
+    """Its end was refused: the warm-up does not depend on it."""
+    with Runtime() as rt:
+        stream = rt.stream(0)
+        with rt.capture(stream) as capture, fail("graph_destroy", driver=sim), capture.warmup():
+            assert sim.inventory()["graphs"] == 1
+        device_state(sim, 0).retire.drain()
+        assert sim.inventory()["graphs"] == 0
+        capture.graph.close()
+
+
 @pytest.mark.parametrize("then", ["write", "capture", "launch"])
 def test_C31_an_end_refused_twice_is_made_good_by_what_comes_next(
     rt: Runtime, driver: Any, stream: Any, x: Any, then: str
