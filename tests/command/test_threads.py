@@ -451,3 +451,26 @@ def test_memory_is_counted_beside_a_thread_that_allocates(rt: Runtime) -> None:
     kept.append(x)
     lane._live[id(asked)] = asked  # type: ignore[assignment] # as much of one as is asked for
     assert lane.usage().bytes_in_use == 2 * N
+
+
+@pytest.mark.parametrize("way", ["launch", "read", "write", "short write"])
+def test_neither_a_command_nor_a_cached_operand_keeps_the_memory_of_a_closed_buffer(
+    rt: Runtime, way: str
+) -> None:
+    stream = rt.stream(0)
+    x = rt.create(np.full(N, 5, "u1"), stream=stream)
+    part, target = x.part(1), np.zeros(N, "u1")
+    with rt.command(InOut(x), InOut(part), stream=stream) as cmd:
+        if way == "launch":
+            cmd.kernel(INCREMENT, 1, 1, x)
+            cmd.kernel(INCREMENT, 1, 1, part)
+        elif way == "read":
+            cmd.write_to_cpu(x.descriptor(N), target)
+        elif way == "write":
+            cmd.write_to_gpu(x.descriptor(N), bytes(N))
+        else:
+            cmd.write_to_gpu(x.descriptor(N), target)
+        x.close()
+        part.close()
+        rt._state.retire.run_forgotten()
+        assert rt.resource.bytes_outstanding == 0

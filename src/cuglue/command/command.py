@@ -26,6 +26,7 @@ from .operands import Declared
 from .perform import Skipped
 from .progress import Report
 from .taint import Failure, Journal, claim
+from .uses import Uses
 
 
 class Command(MemoryCalls):
@@ -57,6 +58,7 @@ class Command(MemoryCalls):
         self._entered = False
         self._declared = {id(d.array): d for d in streams.declared}
         self._journal = Journal(streams.uses.entries)
+        streams.uses = Uses()  # each operation asks anew: memory that is closed meanwhile must not be kept
 
     def __repr__(self) -> str:
         state = f"cursor={self._streams.cursor}" if self._thread else "closed"

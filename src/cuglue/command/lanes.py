@@ -205,7 +205,7 @@ class ResolvedStreams:
 
     Attributes:
         current: the lane of the stream the command is issued on.
-        declared, uses: what the command works on.
+        declared, uses: what the command works on; it takes the uses.
         cursor: of the current stream, after this resolution.
     """
 
