@@ -105,6 +105,10 @@ class LayoutError(UsageError, ValueError):
     """Shape, strides or sizes do not describe memory that this operation can use."""
 
 
+class SizeTypeError(LayoutError, TypeError):
+    """A size that is not an int."""
+
+
 class NotAllocatedError(UsageError):
     """The GL object has no storage yet, so there is nothing to register."""
 

@@ -17,6 +17,7 @@ TREE = {
     e.WrongThreadError: (e.UsageError,),
     e.NoContextError: (e.UsageError,),
     e.LayoutError: (e.UsageError, ValueError),
+    e.SizeTypeError: (e.LayoutError, TypeError),
     e.NotAllocatedError: (e.UsageError,),
     e.StaleHandleError: (e.UsageError,),
     e.AlreadyTransferredError: (e.UsageError,),
@@ -38,6 +39,10 @@ MESSAGES = [
         "stream: got 'x', expected an int. Pass 0",
     ),
     (e.LayoutError("strides", expected="positive ones"), "strides: expected positive ones"),
+    (
+        e.SizeTypeError("size", got="1.5", expected="an int of bytes"),
+        "size: got 1.5, expected an int of bytes",
+    ),
     (e.ClosedError("map of GLBuffer 7 was released"), "map of GLBuffer 7 was released"),
     (
         e.DriverError(

@@ -11,16 +11,12 @@ from typing import Any, ClassVar
 
 from ..arguments import shown
 from ..core.block import Block, BlockLife
-from ..errors import LayoutError, UseAfterFree
+from ..errors import LayoutError, SizeTypeError, UseAfterFree
 
 UNTAGGED = "untagged"
 #: More than any device has, and still an int that a driver can take after rounding up.
 LARGEST = 2**63 - 4096
 _MOST_BITS = 256  # of a size: of thousands, Python would refuse to print it in the error that refuses it
-
-
-class SizeTypeError(LayoutError, TypeError):
-    """A size that is not an int."""
 
 
 def as_size(nbytes: object, what: str = "size") -> int:
