@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from driver_calls import Calls
-from interrupts import interrupted
+from interrupts import interrupted, interrupted_after
 from sample_kernels import INCREMENT, SAXPY
 
 import cuglue
@@ -354,13 +354,14 @@ def test_C33_a_read_at_home_leaves_a_repeat_one_driver_call(doubling: Doubling, 
     assert calls.count("stream_wait_event") == 1
 
 
-def test_an_interrupted_repeat_lets_others_go_on(sim: SimDriver) -> None:
+@pytest.mark.parametrize("points", [interrupted, interrupted_after])
+def test_an_interrupted_repeat_lets_others_go_on(sim: SimDriver, points: Any) -> None:
     """CPython looks at signals when a function written in C has returned, so also when a lock has been taken."""
     with Runtime(driver=sim) as rt:
         graph, free = Doubling(rt).graph, rt.stream(0).state.ordering
         for step in range(1, 100):
             graph.replay()
-            if interrupted(graph.replay, step, "command/graph.py") is None:
+            if points(graph.replay, step, "command/graph.py") is None:
                 break
             found: list[bool] = []
 
