@@ -146,6 +146,8 @@ def test_what_is_allocated_while_the_pool_closes_is_given_back(
         getattr(pool, call)(nbytes)
     assert done
     assert raised == []
+    assert pool.bytes_reserved == 0
+    assert pool.upstream.closed, "at once"
     assert memory_of(sim) == 0
     assert list(pool._table) == []
 
@@ -221,7 +223,9 @@ def test_a_block_that_comes_while_its_address_is_asked_about(
 
 
 @pytest.mark.parametrize("layout", [None, LAYOUT], ids=["plain", "layout"])
-def test_a_capture_keeps_the_pages_of_its_stream_alone(device: Any, layout: Any) -> None:
+def test_a_capture_keeps_the_pages_of_its_stream_alone(
+    device: Any, monkeypatch: pytest.MonkeyPatch, layout: Any
+) -> None:
     sim = device()
     pool = PoolResource(AsyncCudaResource(), layout=layout)
     capturing, other = (as_stream(sim.Stream()) for _ in range(2))
@@ -241,8 +245,11 @@ def test_a_capture_keeps_the_pages_of_its_stream_alone(device: Any, layout: Any)
     assert pool.trim() >= 9 * MIB
     if layout is None:
         with other.owner:
+            long_ways = once(monkeypatch, PoolResource, "span_for", lambda: None, after=True)
             before = pool.malloc(MIB).ptr
+            long_ways.clear()
             assert pool.malloc(MIB).ptr == before
+            assert not long_ways, "the short way is open again"
     pool.close()
     assert memory_of(sim) == 0
 
@@ -307,7 +314,11 @@ def test_a_closed_pool_gives_back_what_nobody_holds_and_refuses_the_rest(device:
         with pytest.raises(ClosedError):
             call()
     assert repr(memory).endswith("1000 of 65536 bytes in use, closed)")
+    assert repr(held) == "Reservation(1000 bytes)"
     held.release()
+    held.release()
+    assert repr(held) == "Reservation(1000 bytes, released)"
+    assert pool.bytes_reserved == 0, "at once"
     assert memory_of(sim) == 0
     assert pool.upstream.closed
 
@@ -379,6 +390,7 @@ def test_a_pool_may_be_closed_before_its_graphs(device: Any) -> None:
     assert "bytes reserved)" in repr(inside)
     graph.close()
     inside.close()
+    assert pool.upstream.closed, "at once"
     assert repr(inside).endswith("closed)")
     assert memory_of(sim) == 0
     assert pool.upstream.closed

@@ -12,7 +12,6 @@ import warnings
 from functools import partial
 
 from ...core import process
-from ...errors import CaptureError
 from ...lifecycle import Owned
 from ..block import DeviceBlock, give_back, handed_out
 from .arrays import PoolArrays
@@ -67,16 +66,9 @@ class PoolClosing(Owned, PoolArrays):
             self.upstream.close()
 
     def _come_back(self) -> None:
-        """Something came back after the pool was closed."""
+        """Something came back after the pool was closed; the retire queue repeats this after a capture in the way."""
         if not self._ready and self._life is process.life:
             self._empty()
-
-    def _after_close(self) -> None:
-        """:meth:`_come_back`; where a capture is in the way it is tried again after that."""
-        try:
-            self._come_back()
-        except CaptureError:
-            self._state.retire.forget(self._come_back)
 
     def _forgotten(self) -> None:
         for block in self._table:

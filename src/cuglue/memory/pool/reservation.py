@@ -48,8 +48,7 @@ class Reservation:
 
     def release(self) -> None:
         """Give it back, after the work on its stream so far. Releasing again does nothing."""
-        if self.state is BlockState.LIVE:
-            self._memory.put(self.span, self)
+        self._memory.put(self.span, self)
 
     def __del__(self) -> None:
         if getattr(self, "state", None) is BlockState.LIVE:

@@ -154,6 +154,7 @@ class PoolResource(PoolClosing):
         if self._life is not process.life:
             raise process.forked_child(self)
         if not self._ready:
+            self._state.retire.run_forgotten()  # what came back meanwhile
             raise ClosedError(repr(self), got="a call after close()", expected="an open pool")
         if nbytes == 0:
             raise DriverError(
@@ -199,8 +200,6 @@ class PoolResource(PoolClosing):
         if not ready:
             block.state = _RETIRED
             self._state.retire.push(*late, nbytes=block.size)
-        if not self._ready:
-            self._after_close()
 
     def _order(self, block: Any, stream: Stream) -> bool:
         """Queue on ``stream`` the waits for uses elsewhere; False if they have to be over first."""
@@ -217,8 +216,6 @@ class PoolResource(PoolClosing):
 
     def _late(self, block: Any, span: Span, home: Home | StreamMemory) -> None:
         home.put(span, block)
-        if not self._ready:
-            self._after_close()
 
     # --- arrays -------------------------------------------------------------------------------------------------
     @cached_property
@@ -244,7 +241,6 @@ class PoolResource(PoolClosing):
         if not self._ready:  # closed meanwhile
             if not self._was_asked_about(span):
                 span.home.put(span)
-            self._after_close()
             self._refuse(size)
         return span
 
