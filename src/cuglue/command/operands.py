@@ -115,18 +115,10 @@ class Operand:
         self.keep = keep
 
     def at(self, offset: int) -> Operand:
-        """The operand from its byte ``offset`` on."""
+        """The operand from its byte ``offset`` on; this one keeps its memory."""
         left = self.nbytes - offset
         return Operand(
-            self.ptr + offset,
-            left,
-            (left,),
-            None,
-            None,
-            self.block,
-            self.partners,
-            writable=self.writable,
-            keep=self.keep,
+            self.ptr + offset, left, (left,), None, None, self.block, self.partners, writable=self.writable
         )
 
 

@@ -167,4 +167,4 @@ def _outlive(stream: Stream, *held: deque[Any]) -> None:
     """Keep what a queue held until all that its stream got is done."""
     for things in held:
         if things:
-            stream.state.retire.push([(stream, stream.submit())], things.clear)
+            stream.state.retire.push([(stream, stream.seq)], things.clear)
