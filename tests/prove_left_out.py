@@ -27,6 +27,9 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "StatisticsResource.reset", "StatisticsResource.scope", "Stream.unknown", "Tensor.record_write",
         "TrackingResource.annotate", "TracksUses.cancel_block_use", "use_driver",
     ),
+    "notes what a finaliser found; of a closed pool it gives pages back as close() does, which is swept": (
+        "StreamMemory.abandon",
+    ),
     "not on the simulated device, whose exports are host memory; it goes through Stream.wait_for, which is swept": (
         "MapUsers.order_consumer",
     ),

@@ -114,7 +114,7 @@ def pool_cases() -> Iterator[Case]:
          lambda s: s.mr.trim(), "PoolResource.trim"),
         ("expandable: trim a part", half_used, lambda s: s.mr.trim(), "ExpandableCudaResource.shrink"),
         ("close", pool(freed=two), lambda s: s.mr.close(), "Owned.close"),
-        ("memory of a graph", pool(), graph_memory, "GraphMemory.close"),
+        ("memory of a graph", pool(), graph_memory, "GraphMemory.leave"),
     ):  # fmt: skip
         yield Case(f"pool: {name}", setup, operation, end_pool, accounting=live, options=KEPT, of=(of,))
 
@@ -128,9 +128,13 @@ def half_used(driver: Any) -> Subject:
 
 def graph_memory(subject: Subject) -> None:
     """A block of a graph's own memory, which is given back when the graph is gone."""
-    with subject.mr.graph_memory() as memory:
-        subject.mr.deallocate(subject.mr.allocate(MIB, subject.streams[0]))
-    memory.close()
+    memory: Any = None
+    try:
+        with subject.mr.graph_memory() as memory:
+            subject.mr.deallocate(subject.mr.allocate(MIB, subject.streams[0]))
+    finally:
+        if memory is not None:
+            memory.close()
 
 
 def reserve_and_release(subject: Subject) -> None:

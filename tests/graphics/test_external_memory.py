@@ -187,7 +187,7 @@ def test_row_86_handles_are_types(driver: Any) -> None:
     value = driver.fake_win32(fd)
     fence = external.D3D12Fence(value)
     for wrong in (value, fence, fd, "d3d12_heap", None):
-        with pytest.raises(UsageError, match="of D3D12Heap, D3D12Resource, D3D11Texture, OpaqueWin32$"):
+        with pytest.raises(UsageError, match=r"of D3D12Heap, D3D12Resource, D3D11Texture, OpaqueWin32$"):
             external.import_win32(wrong, allocation_size=N)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="D3D12Fence, D3D11Fence, OpaqueSemaphoreWin32"):
         external.import_semaphore_win32(external.D3D12Heap(value))  # type: ignore[arg-type]
