@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from .stream import Stream
 
 POLL_EVERY = 16  # more outstanding events of a stream: old ones are looked at
-_CAPTURED_EVENT = 907  # cudaErrorCapturedEvent
+#: What a question about an event says that was recorded into a capture: cudaErrorCapturedEvent, as documented, or
+#: cudaErrorInvalidValue, as driver 580 does; a handle that is none is another error.
+_CAPTURED_EVENT = (907, 1)
 
 
 def cover(stream: Stream, seq: int) -> tuple[int, int]:
@@ -62,7 +64,7 @@ def poll(stream: Stream) -> None:
     try:
         done = bisect_left(events, True, key=lambda known: not query(known[1]))
     except DriverError as error:
-        if error.code != _CAPTURED_EVENT:
+        if error.code not in _CAPTURED_EVENT:
             raise
         # One came into a capture that somebody else began just then: it says nothing, ever. The next covers all.
         return give_back(stream, len(events))
