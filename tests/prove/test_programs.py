@@ -270,6 +270,21 @@ ONCE: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
             ("result", "f2"),
         ],
     ),
+    "a stream known by its number alone comes back to life in the cycle that it went with": (
+        "async",
+        [
+            ("create", "b1", "own1", 512, 26),
+            ("view", "v1", "b1"),
+            ("register", "h1", "image", 128, 71),
+            ("new_stream", "s1"),
+            ("raw_stream", "r1"),
+            ("array", "a1", "s1", 64),
+            ("read", "f1", "a1", "r1", True),
+            ("map_object", "m1", "h1", "s1", "read", False),
+            ("batch", "f2", "v1", "a1", "s1", 122, "before"),
+            ("read", "f3", "a1", None, False),
+        ],
+    ),
     "a block is used elsewhere while a stream captures on which a use of it goes on": (
         "layers",
         [

@@ -53,7 +53,7 @@ def cover(stream: Stream, seq: int) -> tuple[int, int]:
             state.give_event(event)
             raise
         events.append((covered, event))
-        if stream.owner is not None and stream.id not in state.owners:  # finalised: else it is lost
+        if stream.finalised:  # else the event is lost
             state.retire.push([(stream, covered)], stream.synchronize)
         return covered, event
 

@@ -49,6 +49,7 @@ class Stream:
         marking: held while ``events`` change, from the question whether the stream captures to the record of an event,
             and as a capture begins.
         poll_above: with more events than this old ones are looked at.
+        finalised: it was dropped once, and may be in use again: no finaliser gives back what it gets from now on.
     """
 
     __slots__ = (
@@ -59,6 +60,7 @@ class Stream:
         "device",
         "driver",
         "events",
+        "finalised",
         "handle",
         "id",
         "marking",
@@ -80,6 +82,7 @@ class Stream:
         self.thread = thread  # of a per-thread default stream; other threads cannot name it
         self.id = next(_ids)
         self.events: deque[tuple[int, int]] = deque()
+        self.finalised = False
         self.own(owner)  # with the finaliser's three fields there: from here on it has something to undo
         self.seq = self.completed = self.asked = 0
         self._count = itertools.count(1)  # atomic, and half the price of a lock on every allocation and free
@@ -253,6 +256,7 @@ class Stream:
         # its own reference to the owner, which is still there, is what keeps the handle good then.
         if not hasattr(self, "events"):
             return  # its making was interrupted
+        self.finalised = True
         self.state.owners.pop(self.id, None)
         give_back(self, len(self.events))
 
