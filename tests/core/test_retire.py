@@ -263,7 +263,7 @@ def test_an_interrupted_drain_lets_go_its_lock_and_loses_nothing(
         if where is None:
             break
         found.add(where)
-    assert len(found) > 8
+    assert len(found) > 5
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
