@@ -373,3 +373,9 @@ def test_uses_know_reads_from_writes(rt: Runtime) -> None:
     assert rt.stream(1) in (x.block.reads or {})
     assert y.block.write_stream is rt.stream(1)
     assert Access.READ | Access.WRITE is Access.READ_WRITE
+
+
+def test_a_closed_runtime_has_no_streams(rt: Runtime) -> None:
+    rt.close()
+    with pytest.raises(ClosedError):
+        rt.stream(1)
