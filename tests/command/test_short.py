@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from driver_calls import Calls, recorded
+from racing import race
 from sample_kernels import INCREMENT
 
 from cuglue import Buffer, InOut, Out, Runtime
@@ -532,16 +532,7 @@ def test_threads_that_wait_for_each_transfer_share_the_slab(sim: SimDriver) -> N
                     if set(target.tolist()) != {(turn + 50 * number) % 256}:
                         wrong.append((number, turn))
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-        before = sys.getswitchinterval()
-        sys.setswitchinterval(1e-6)
-        try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        finally:
-            sys.setswitchinterval(before)
+        race(work)
         assert wrong == []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from driver_calls import Calls, recorded
 from interrupts import interrupted
+from racing import race
 
 from cuglue import Out, Runtime
 from cuglue.command.slab import Slab
@@ -251,16 +251,7 @@ def test_threads_share_the_slab_of_a_stream(rt: Runtime, monkeypatch: pytest.Mon
             if set(target.tolist()) != {(turn + 50 * number) % 256}:
                 wrong.append((number, turn))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(before)
+    race(work)
     assert wrong == []
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import random
-import sys
 import threading
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from racing import race
 
 import cuglue
 from cuglue import (
@@ -183,7 +183,6 @@ def test_threads_whose_streams_lend_pages(lending: None, device: Any) -> None:
     sim = device(mib=256)
     pool = PoolResource(AsyncCudaResource(), max_bytes=128 * MIB)
     errors: list[BaseException] = []
-    interval = sys.getswitchinterval()
 
     def work(seed: int) -> None:
         try:
@@ -194,15 +193,7 @@ def test_threads_whose_streams_lend_pages(lending: None, device: Any) -> None:
         except BaseException as error:  # noqa: BLE001 - shown by the test
             errors.append(error)
 
-    sys.setswitchinterval(1e-5)
-    try:
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
+    race(work, switch=1e-5)
     assert errors == []
     device_state(sim, 0).retire.run_forgotten()
     assert pool.bytes_outstanding == 0
